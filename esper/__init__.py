@@ -1,0 +1,1 @@
+"""Neural networks that grow while they train, under a learned controller."""

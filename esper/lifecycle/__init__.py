@@ -1,0 +1,38 @@
+"""The rules of growth: stages, actions, masks, and the slots of all environments as tensors."""
+
+from esper.lifecycle.actions import HEAD_NAMES, HEADS, ActionSpace, Blend, Decision, Head, Op
+from esper.lifecycle.alpha import Curve
+from esper.lifecycle.masks import Masks, active, available, causal, legal
+from esper.lifecycle.rules import Gate, Rules, gates
+from esper.lifecycle.slots import Events, Measurements, Slots
+from esper.lifecycle.stages import LIVE, NEXT, OCCUPIED, TRANSITIONS, Stage
+from esper.lifecycle.transitions import apply, tick
+
+__all__ = [
+    "HEADS",
+    "HEAD_NAMES",
+    "LIVE",
+    "NEXT",
+    "OCCUPIED",
+    "TRANSITIONS",
+    "ActionSpace",
+    "Blend",
+    "Curve",
+    "Decision",
+    "Events",
+    "Gate",
+    "Head",
+    "Masks",
+    "Measurements",
+    "Op",
+    "Rules",
+    "Slots",
+    "Stage",
+    "active",
+    "apply",
+    "available",
+    "causal",
+    "gates",
+    "legal",
+    "tick",
+]

@@ -1,0 +1,182 @@
+"""Ops, the head table, and the action spaces made from it.
+
+One table lists every head: its options, what they mean, and the ops that use it. Network sizes, masks, storage,
+losses and logging all loop over it. Which heads each op uses, besides the op itself:
+
+| op        | heads                                        |
+|-----------|----------------------------------------------|
+| WAIT      | none                                         |
+| GERMINATE | slot, blueprint, blend, tempo, alpha_target  |
+| ADVANCE   | slot                                         |
+| SET_ALPHA | slot, alpha_target, alpha_speed, alpha_curve |
+| PRUNE     | slot, alpha_speed, alpha_curve               |
+| FOSSILIZE | slot                                         |
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.alpha import Curve
+
+
+class Op(IntEnum):
+    """The kind of action."""
+
+    WAIT = 0
+    GERMINATE = 1
+    ADVANCE = 2
+    SET_ALPHA = 3
+    PRUNE = 4
+    FOSSILIZE = 5
+
+
+class Blend(IntEnum):
+    """How a seed's output is combined with the host's features."""
+
+    ADD = 0  # cross-fade from the host's features to the seed's
+    MULTIPLY = 1  # scale the host's features by what the seed would change
+    GATED = 2  # cross-fade under a learned gate
+
+
+@dataclass(frozen=True)
+class Head:
+    """One factor of an action."""
+
+    name: str
+    options: tuple[str, ...]  # empty where the run decides: slot and blueprint
+    values: tuple[float, ...]  # what each option means
+    ops: frozenset[Op]  # the ops that use this head
+
+    @property
+    def size(self) -> int:
+        return len(self.options)
+
+
+def _head(name: str, options: Mapping[str, float], *ops: Op) -> Head:
+    return Head(name, tuple(options), tuple(options.values()), frozenset(ops))
+
+
+def _members(enum: type[IntEnum]) -> dict[str, float]:
+    return {member.name: member.value for member in enum}
+
+
+TEMPO = {"FAST": 3, "STANDARD": 5, "SLOW": 8}  # ticks of blending in
+SPEED = {"INSTANT": 0, "FAST": 3, "MEDIUM": 5, "SLOW": 8}  # ticks of a later change of alpha
+TARGET = {"HALF": 0.5, "MOST": 0.7, "FULL": 1.0}  # alpha
+
+HEADS: tuple[Head, ...] = (
+    _head("op", _members(Op), Op.WAIT, Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA, Op.PRUNE, Op.FOSSILIZE),
+    _head("slot", {}, Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA, Op.PRUNE, Op.FOSSILIZE),
+    _head("blueprint", {}, Op.GERMINATE),
+    _head("blend", _members(Blend), Op.GERMINATE),
+    _head("tempo", TEMPO, Op.GERMINATE),
+    _head("alpha_target", TARGET, Op.GERMINATE, Op.SET_ALPHA),
+    _head("alpha_speed", SPEED, Op.SET_ALPHA, Op.PRUNE),
+    _head("alpha_curve", _members(Curve), Op.SET_ALPHA, Op.PRUNE),
+)
+HEAD_NAMES: tuple[str, ...] = tuple(head.name for head in HEADS)
+
+
+class ActionSpace:
+    """The ops and heads that a controller chooses from, for given slots and blueprints.
+
+    An action is an int64 tensor [envs, heads] of option indices, in the order of `self.heads`, the op first. A head
+    that is left out of the space, or that the chosen op does not use, means its fixed option. Without ADVANCE among the
+    ops, seeds advance by themselves as soon as their gate lets them.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: Sequence[str],
+        blueprints: Sequence[str],
+        ops: Sequence[str],
+        heads: Sequence[str],
+        fixed: Mapping[str, str],
+    ) -> None:
+        for key, names in (("slots", slots), ("blueprints", blueprints), ("ops", ops), ("heads", heads)):
+            if not names or len(set(names)) != len(names):
+                raise ValueError(f"actions.{key}={list(names)}: must name at least one, each once.")
+        _known("actions.ops", ops, tuple(Op.__members__))
+        _known("actions.heads", heads, HEAD_NAMES)
+        _known("actions.fixed", fixed, HEAD_NAMES)
+        if "WAIT" not in ops:
+            raise ValueError(f"actions.ops={list(ops)}: WAIT must be among them, for it is always legal.")
+        self.ops: tuple[Op, ...] = tuple(op for op in Op if op.name in ops)
+        of_this_run = {
+            "op": {op.name: op.value for op in self.ops},
+            "slot": {name: index for index, name in enumerate(slots)},
+            "blueprint": {name: index for index, name in enumerate(blueprints)},
+        }
+        table = [
+            _head(head.name, of_this_run[head.name], *head.ops) if head.name in of_this_run else head for head in HEADS
+        ]
+        self.heads: tuple[Head, ...] = tuple(head for head in table if head.name in heads)
+        if self.heads[0].name != "op":
+            raise ValueError(f"actions.heads={list(heads)}: op must be among them.")
+        self.auto_advance: bool = Op.ADVANCE not in self.ops
+        self._table: tuple[Head, ...] = tuple(table)
+        self._fixed: dict[str, int] = {head.name: self._fixed_option(head, fixed) for head in table[1:]}
+
+    def _fixed_option(self, head: Head, fixed: Mapping[str, str]) -> int:
+        """The option that a head means where it is not chosen."""
+        if head.name in fixed:
+            _known(f"actions.fixed.{head.name}", [fixed[head.name]], head.options)
+            return head.options.index(fixed[head.name])
+        chosen = [head.name for head in self.heads]
+        if head.name not in chosen and head.size > 1 and head.ops & set(self.ops):
+            raise ValueError(
+                f"actions.heads={chosen}: {head.name} is not chosen, so actions.fixed.{head.name} must name one of "
+                f"{', '.join(head.options)}."
+            )
+        return 0
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return self._table[HEAD_NAMES.index("slot")].options
+
+    @property
+    def blueprints(self) -> tuple[str, ...]:
+        return self._table[HEAD_NAMES.index("blueprint")].options
+
+    def uses(self, device: torch.device | None = None) -> Tensor:
+        """Which heads each op uses: bool [ops, heads], in the order of `self.ops` and `self.heads`."""
+        return torch.tensor([[op in head.ops for head in self.heads] for op in self.ops], device=device)
+
+    def decode(self, action: Tensor) -> "Decision":
+        """What an action [envs, heads] means, fixed options filled in."""
+        op = torch.tensor([int(op) for op in self.ops], device=action.device)[action[:, 0]]
+        chosen = {head.name: index for index, head in enumerate(self.heads)}
+        meaning: dict[str, Tensor] = {}
+        for head in self._table[1:]:
+            option = torch.full_like(op, self._fixed[head.name])
+            if head.name in chosen:
+                used = torch.isin(op, torch.tensor([int(user) for user in head.ops], device=op.device))
+                option = torch.where(used, action[:, chosen[head.name]], option)
+            dtype = torch.float32 if head.name == "alpha_target" else torch.int64
+            meaning[head.name] = torch.tensor(head.values, dtype=dtype, device=op.device)[option]
+        return Decision(op=op, **meaning)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do in each environment; every field is [envs]. Times are in ticks, op holds Op values."""
+
+    op: Tensor
+    slot: Tensor
+    blueprint: Tensor
+    blend: Tensor
+    tempo: Tensor
+    alpha_target: Tensor
+    alpha_speed: Tensor
+    alpha_curve: Tensor
+
+
+def _known(key: str, names: Sequence[str] | Mapping[str, str], allowed: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in allowed]
+    if unknown:
+        raise ValueError(f"{key}: {', '.join(unknown)} is unknown; allowed are {', '.join(allowed)}.")

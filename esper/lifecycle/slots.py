@@ -1,0 +1,122 @@
+"""The state of every slot of every environment, as tensors."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.alpha import Curve
+from esper.lifecycle.stages import LIVE, OCCUPIED, Stage
+
+
+@dataclass(frozen=True)
+class Slots:
+    """All slots at one moment; every field is [envs, slots]. What was never measured is NaN."""
+
+    stage: Tensor  # int64, Stage values
+    epochs_in_stage: Tensor  # int64
+    age: Tensor  # int64, epochs since germination
+    blueprint: Tensor  # int64, index into the action space's blueprints; -1 without a seed
+    blend: Tensor  # int64, Blend values; -1 without a seed
+    alpha: Tensor  # float32
+    alpha_start: Tensor  # float32, where the present ramp began
+    alpha_target: Tensor  # float32, where it leads; a seed that is not yet blending holds its later target here
+    ramp_done: Tensor  # int64, ticks made
+    ramp_ticks: Tensor  # int64, ticks in all
+    curve: Tensor  # int64, Curve values
+    contribution: Tensor  # float32, the latest measured
+    contribution_age: Tensor  # int64, epochs since it was measured; -1 never
+    health: Tensor  # float32 in [0, 1], the latest measured
+
+    @classmethod
+    def empty(cls, envs: int, slots: int, device: torch.device | None = None) -> "Slots":
+        """Every slot dormant."""
+
+        def full(value: float, dtype: torch.dtype) -> Tensor:
+            return torch.full((envs, slots), value, dtype=dtype, device=device)
+
+        return cls(**{name: full(*value) for name, value in _EMPTY.items()})
+
+    def __getitem__(self, rows: slice | Tensor) -> "Slots":
+        """The slots of some environments."""
+        return Slots(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    def where(self, mask: Tensor, **values: Tensor | float) -> "Slots":
+        """A copy with the given fields changed where `mask` [envs, slots] holds."""
+        changed = {}
+        for name, value in values.items():
+            old = getattr(self, name)
+            changed[name] = torch.where(mask, torch.as_tensor(value, dtype=old.dtype, device=old.device), old)
+        return replace(self, **changed)
+
+    def cleared(self, mask: Tensor) -> "Slots":
+        """A copy in which the slots in `mask` hold nothing; their stage and its epochs stay."""
+        return self.where(
+            mask, **{name: value for name, (value, _) in _EMPTY.items() if name not in ("stage", "epochs_in_stage")}
+        )
+
+    def in_stage(self, stages: Iterable[Stage]) -> Tensor:
+        """bool [envs, slots]"""
+        return torch.isin(self.stage, torch.tensor([int(stage) for stage in stages], device=self.stage.device))
+
+    @property
+    def live(self) -> Tensor:
+        return self.in_stage(LIVE)
+
+    @property
+    def occupied(self) -> Tensor:
+        return self.in_stage(OCCUPIED)
+
+    @property
+    def moving(self) -> Tensor:
+        """Alpha is on a ramp that has ticks left."""
+        return (self.stage == Stage.BLENDING) & (self.ramp_done < self.ramp_ticks)
+
+    @property
+    def blending_out(self) -> Tensor:
+        return (self.stage == Stage.BLENDING) & (self.alpha_target == 0)
+
+
+_NAN = float("nan")
+_EMPTY: dict[str, tuple[float, torch.dtype]] = {
+    "stage": (Stage.DORMANT, torch.int64),
+    "epochs_in_stage": (0, torch.int64),
+    "age": (0, torch.int64),
+    "blueprint": (-1, torch.int64),
+    "blend": (-1, torch.int64),
+    "alpha": (0.0, torch.float32),
+    "alpha_start": (0.0, torch.float32),
+    "alpha_target": (0.0, torch.float32),
+    "ramp_done": (0, torch.int64),
+    "ramp_ticks": (0, torch.int64),
+    "curve": (Curve.LINEAR, torch.int64),
+    "contribution": (_NAN, torch.float32),
+    "contribution_age": (-1, torch.int64),
+    "health": (_NAN, torch.float32),
+}
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What one step measured of each seed; every field is float32 [envs, slots], NaN where nothing was measured."""
+
+    contribution: Tensor  # validation score with the seed minus the score with it switched off
+    health: Tensor  # of its gradients, 1 is best, 0 is non-finite
+
+    @classmethod
+    def none(cls, slots: Slots) -> "Measurements":
+        """Nothing was measured."""
+        nothing = torch.full_like(slots.alpha, _NAN)
+        return cls(contribution=nothing, health=nothing)
+
+
+@dataclass(frozen=True)
+class Events:
+    """What one call did."""
+
+    entered: Tensor  # bool [envs, slots, stages]: the stages each slot entered, possibly several in a row
+
+    def into(self, stage: Stage) -> Tensor:
+        """Where a slot entered `stage`: bool [envs, slots]."""
+        return self.entered[..., int(stage)]

@@ -1,0 +1,133 @@
+"""The only two ways a slot changes: an action is applied, and the clock ticks.
+
+A ramp of n ticks gives alpha the n values curve(1/n) ... curve(n/n): the first at once, so that it shapes the epoch
+that follows, and each further one at a tick. Zero ticks gives the target at once. A seed that is blended out is
+removed as soon as its alpha is 0.
+"""
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.actions import ActionSpace, Op
+from esper.lifecycle.alpha import ramp
+from esper.lifecycle.masks import allowed
+from esper.lifecycle.rules import Rules, may_leave
+from esper.lifecycle.slots import Events, Measurements, Slots
+from esper.lifecycle.stages import NEXT, Stage
+
+
+def apply(slots: Slots, action: Tensor, space: ActionSpace, rules: Rules) -> tuple[Slots, Events]:
+    """Carry out one action in each environment; `action` is int64 [envs, heads]. An illegal one raises."""
+    decision = space.decode(action)
+    chosen = torch.arange(slots.stage.shape[1], device=action.device) == decision.slot.unsqueeze(1)
+    at: dict[Op, Tensor] = {op: chosen & (decision.op == op).unsqueeze(1) for op in space.ops if op is not Op.WAIT}
+    _refuse_illegal(slots, at, space, rules)
+
+    def each_slot(value: Tensor) -> Tensor:
+        return value.unsqueeze(1).expand_as(slots.stage)
+
+    walk = _Walk(slots)
+    if Op.GERMINATE in at:
+        walk.enter(
+            at[Op.GERMINATE],
+            Stage.GERMINATED,
+            blueprint=each_slot(decision.blueprint),
+            blend=each_slot(decision.blend),
+            alpha_target=each_slot(decision.alpha_target),
+            ramp_ticks=each_slot(decision.tempo),
+            curve=each_slot(decision.alpha_curve),
+        )
+    if Op.ADVANCE in at:
+        walk.advance(at[Op.ADVANCE])
+    if Op.SET_ALPHA in at:
+        target = each_slot(decision.alpha_target)
+        change = at[Op.SET_ALPHA] & (target != slots.alpha)
+        walk.enter(change & (slots.stage == Stage.HOLDING), Stage.BLENDING)
+        walk.start_ramp(change, target, each_slot(decision.alpha_speed), each_slot(decision.alpha_curve))
+    if Op.PRUNE in at:
+        fading = at[Op.PRUNE] & (slots.alpha > 0)
+        gone = torch.zeros_like(slots.alpha)
+        walk.start_ramp(fading, gone, each_slot(decision.alpha_speed), each_slot(decision.alpha_curve))
+        walk.enter(fading & (slots.stage == Stage.HOLDING) & (walk.slots.alpha > 0), Stage.BLENDING)
+        walk.remove(at[Op.PRUNE] & (walk.slots.alpha == 0), rules)
+    if Op.FOSSILIZE in at:
+        walk.enter(at[Op.FOSSILIZE], Stage.FOSSILIZED)
+    if space.auto_advance:  # a seed without a dwell time trains in the very epoch it germinates before
+        walk.advance((walk.slots.stage == Stage.GERMINATED) & may_leave(walk.slots, rules))
+    return walk.slots, walk.events
+
+
+def tick(slots: Slots, measured: Measurements, space: ActionSpace, rules: Rules) -> tuple[Slots, Events]:
+    """One epoch has passed and was measured."""
+    walk = _Walk(_aged(slots, measured))
+    due = walk.slots.in_stage(NEXT) & may_leave(walk.slots, rules)  # judged as it was during the epoch
+    walk.step_ramps(walk.slots.moving)
+    if space.auto_advance:
+        walk.advance(due)
+    walk.remove(walk.slots.blending_out & (walk.slots.alpha == 0), rules)
+    walk.free((walk.slots.stage == Stage.PRUNED) & (walk.slots.epochs_in_stage >= rules.cooldown))
+    return walk.slots, walk.events
+
+
+def _aged(slots: Slots, measured: Measurements) -> Slots:
+    """One epoch older, with the latest measurements."""
+    slots = slots.where(slots.stage != Stage.DORMANT, epochs_in_stage=slots.epochs_in_stage + 1)
+    slots = slots.where(slots.occupied, age=slots.age + 1)
+    slots = slots.where(slots.contribution_age >= 0, contribution_age=slots.contribution_age + 1)
+    new = slots.occupied & ~measured.contribution.isnan()
+    slots = slots.where(new, contribution=measured.contribution, contribution_age=0)
+    return slots.where(slots.occupied & ~measured.health.isnan(), health=measured.health)
+
+
+def _refuse_illegal(slots: Slots, at: dict[Op, Tensor], space: ActionSpace, rules: Rules) -> None:
+    where = allowed(slots, space, rules)
+    for op, chosen in at.items():
+        illegal = chosen & ~where[op]
+        if illegal.any():
+            env, slot = illegal.nonzero()[0].tolist()
+            stage = Stage(int(slots.stage[env, slot])).name
+            raise ValueError(f"{op.name} in slot {space.slots[slot]} of environment {env} is illegal now ({stage}).")
+
+
+class _Walk:
+    """Slots on their way through one call, and the stages they enter meanwhile."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self._entered = torch.zeros(*slots.stage.shape, len(Stage), dtype=torch.bool, device=slots.stage.device)
+
+    @property
+    def events(self) -> Events:
+        return Events(entered=self._entered)
+
+    def enter(self, mask: Tensor, stage: Stage, **values: Tensor | float) -> None:
+        self.slots = self.slots.where(mask, stage=stage, epochs_in_stage=0, **values)
+        self._entered[..., stage] |= mask
+
+    def advance(self, mask: Tensor) -> None:
+        """Each slot in `mask` moves to its next stage."""
+        before = self.slots.stage
+        for stage, following in NEXT.items():
+            self.enter(mask & (before == stage), following)
+        self.step_ramps(mask & (before == Stage.TRAINING))
+
+    def start_ramp(self, mask: Tensor, target: Tensor, ticks: Tensor, curve: Tensor) -> None:
+        now = self.slots.alpha
+        self.slots = self.slots.where(
+            mask, alpha_start=now, alpha_target=target, ramp_done=0, ramp_ticks=ticks, curve=curve
+        )
+        self.step_ramps(mask)
+
+    def step_ramps(self, mask: Tensor) -> None:
+        slots = self.slots.where(mask, ramp_done=torch.minimum(self.slots.ramp_done + 1, self.slots.ramp_ticks))
+        alpha = ramp(slots.alpha_start, slots.alpha_target, slots.ramp_done, slots.ramp_ticks, slots.curve)
+        self.slots = slots.where(mask, alpha=alpha)
+
+    def remove(self, mask: Tensor, rules: Rules) -> None:
+        self.enter(mask, Stage.PRUNED)
+        self.slots = self.slots.cleared(mask)
+        if rules.cooldown == 0:
+            self.free(mask)
+
+    def free(self, mask: Tensor) -> None:
+        self.enter(mask, Stage.DORMANT)

@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from esper.lifecycle import HEADS, ActionSpace, Blend, Curve, Op, actions
+from tests.lifecycle.play import act, space
+
+
+def test_every_op_is_listed_by_name_in_the_documented_table_as_the_head_table_has_it() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (actions.__doc__ or "").splitlines()
+        if line.startswith("|")
+    ]
+    assert rows[0] == ["op", "heads"]
+    documented = {op: [] if heads == "none" else heads.split(", ") for op, heads in rows[2:]}
+    assert documented == {op.name: [head.name for head in HEADS[1:] if op in head.ops] for op in Op}
+
+
+def test_core_has_four_ops_and_four_heads_and_advances_by_itself() -> None:
+    core = space("core", slots=4)
+    assert [op.name for op in core.ops] == ["WAIT", "GERMINATE", "PRUNE", "FOSSILIZE"]
+    assert [(head.name, head.size) for head in core.heads] == [("op", 4), ("slot", 4), ("blueprint", 3), ("blend", 3)]
+    assert core.auto_advance
+
+
+def test_full_has_six_ops_and_eight_heads_and_waits_for_advance() -> None:
+    full = space("full")
+    assert [(head.name, head.size) for head in full.heads] == [
+        ("op", 6),
+        ("slot", 3),
+        ("blueprint", 3),
+        ("blend", 3),
+        ("tempo", 3),
+        ("alpha_target", 3),
+        ("alpha_speed", 4),
+        ("alpha_curve", 5),
+    ]
+    assert not full.auto_advance
+
+
+def test_full_without_advance_advances_by_itself() -> None:
+    ops = ("WAIT", "GERMINATE", "SET_ALPHA", "PRUNE", "FOSSILIZE")
+    assert space("full", ops=ops).auto_advance
+
+
+def test_decoding_fills_in_fixed_options_for_heads_that_are_left_out_or_unused() -> None:
+    core = space("core")
+    decision = core.decode(act(core, {"op": "GERMINATE", "slot": "block3", "blueprint": "attention", "blend": "GATED"}))
+    assert decision.op.tolist() == [Op.GERMINATE]
+    assert decision.slot.tolist() == [2]
+    assert decision.blueprint.tolist() == [2]
+    assert decision.blend.tolist() == [Blend.GATED]
+    assert decision.tempo.tolist() == [3]
+    assert decision.alpha_target.tolist() == [1.0]
+
+    full = space("full")
+    germinate = {"op": "GERMINATE", "tempo": "SLOW", "alpha_target": "MOST", "alpha_curve": "SIGMOID_SHARP"}
+    prune = {"op": "PRUNE", "tempo": "SLOW", "alpha_speed": "SLOW", "alpha_curve": "SIGMOID_SHARP"}
+    decision = full.decode(act(full, germinate, prune))
+    assert decision.tempo.tolist() == [8, 3]
+    assert decision.alpha_target[0] == torch.tensor(0.7)
+    assert decision.alpha_speed.tolist() == [0, 8]
+    assert decision.alpha_curve.tolist() == [Curve.LINEAR, Curve.SIGMOID_SHARP]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"ops": ["WAIT", "GROW"]}, r"actions\.ops: GROW is unknown; allowed are WAIT, GERMINATE"),
+        ({"ops": ["GERMINATE"]}, "WAIT must be among them"),
+        ({"heads": ["slot"]}, "op must be among them"),
+        ({"heads": ["op", "slots"]}, "slots is unknown"),
+        ({"heads": ["op", "slot", "blend"]}, r"actions\.fixed\.blueprint must name one of norm, conv_light"),
+        ({"fixed": {"tempo": "SLOWLY"}}, "SLOWLY is unknown; allowed are FAST, STANDARD, SLOW"),
+        ({"slots": []}, "at least one"),
+        ({"slots": ["block1", "block1"]}, "each once"),
+    ],
+)
+def test_an_impossible_space_is_refused_in_one_sentence(changes: dict[str, object], sentence: str) -> None:
+    valid = {
+        "slots": ["block1", "block2"],
+        "blueprints": ["norm", "conv_light"],
+        "ops": ["WAIT", "GERMINATE", "PRUNE"],
+        "heads": ["op", "slot", "blueprint", "blend"],
+        "fixed": {"tempo": "FAST", "alpha_target": "FULL", "alpha_speed": "FAST", "alpha_curve": "LINEAR"},
+    }
+    ActionSpace(**valid)
+    with pytest.raises(ValueError, match=sentence):
+        ActionSpace(**{**valid, **changes})

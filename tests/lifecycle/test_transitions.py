@@ -1,0 +1,282 @@
+from dataclasses import fields
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from esper.lifecycle import TRANSITIONS, ActionSpace, Measurements, Op, Rules, Slots, Stage, apply, legal, tick
+from tests.lifecycle.play import Turn, act, play, random_action, random_measurements, rules, space
+
+SPACES = st.sampled_from(["core", "full"])
+RULES = st.builds(
+    rules,
+    steps=st.integers(1, 40),
+    health=st.sampled_from([None, 0.1]),
+    contribution=st.sampled_from([None, -1.0]),
+    dwell=st.sampled_from([None, 0, 1, 2]),
+    prune_age=st.sampled_from([None, 0, 2]),
+    cooldown=st.integers(0, 4),
+    max_live=st.sampled_from([None, 1, 2]),
+)
+SEEDS = st.integers(0, 2**32)
+
+
+def turns(actions: str, rule: Rules, seed: int, envs: int = 4, steps: int = 40) -> list[Turn]:
+    return list(play(space(actions), rule, envs=envs, steps=steps, seed=seed))
+
+
+def equal(one: Slots, other: Slots) -> bool:
+    return all(
+        torch.equal(torch.nan_to_num(a, -7.0), torch.nan_to_num(b, -7.0))
+        for a, b in ((getattr(one, field.name), getattr(other, field.name)) for field in fields(Slots))
+    )
+
+
+def path_exists(stage: Stage, entered: frozenset[Stage], end: Stage) -> bool:
+    """Whether the entered stages, each once, form a chain of legal transitions from `stage` to `end`."""
+    if not entered:
+        return stage == end
+    return any(path_exists(step, entered - {step}, end) for step in TRANSITIONS[stage] & entered)
+
+
+@given(SPACES, RULES, SEEDS)
+def test_every_change_of_stage_follows_the_table_of_transitions(actions: str, rule: Rules, seed: int) -> None:
+    for turn in turns(actions, rule, seed):
+        for env, slot in torch.cartesian_prod(torch.arange(4), torch.arange(3)).tolist():
+            entered = frozenset(Stage(i) for i in turn.events.entered[env, slot].nonzero().flatten().tolist())
+            before, after = (Stage(int(s.stage[env, slot])) for s in (turn.before, turn.after))
+            assert path_exists(before, entered, after), (turn.call, before, entered, after)
+            if entered:
+                assert turn.after.epochs_in_stage[env, slot] == 0
+
+
+@pytest.mark.parametrize("actions", ["core", "full"])
+def test_random_play_visits_every_stage(actions: str) -> None:
+    seen = torch.stack([turn.events.entered for turn in turns(actions, rules(dwell=1), seed=0, envs=16)])
+    assert seen.flatten(0, -2).any(0).all()
+
+
+@given(SPACES, RULES, SEEDS)
+def test_alpha_stays_in_bounds_and_is_zero_outside_blending_holding_and_fossils(
+    actions: str, rule: Rules, seed: int
+) -> None:
+    for turn in turns(actions, rule, seed):
+        slots = turn.after
+        assert ((slots.alpha >= 0) & (slots.alpha <= 1)).all()
+        assert (slots.alpha[slots.in_stage([Stage.HOLDING, Stage.FOSSILIZED])] == 1).all()
+        assert (slots.alpha[slots.stage == Stage.BLENDING] > 0).all()
+        unseen = [Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED]
+        assert (slots.alpha[slots.in_stage(unseen)] == 0).all()
+
+
+@given(SPACES, RULES, SEEDS)
+def test_fossils_never_leave(actions: str, rule: Rules, seed: int) -> None:
+    for turn in turns(actions, rule, seed):
+        fossil = turn.before.stage == Stage.FOSSILIZED
+        for name in ("stage", "blueprint", "blend", "alpha"):
+            assert torch.equal(getattr(turn.before, name)[fossil], getattr(turn.after, name)[fossil])
+
+
+@given(SPACES, RULES, SEEDS)
+def test_only_an_explicit_action_fossilises(actions: str, rule: Rules, seed: int) -> None:
+    ops = space(actions).ops
+    for turn in turns(actions, rule, seed):
+        new = turn.events.into(Stage.FOSSILIZED).sum(1)
+        asked = turn.action[:, 0] == ops.index(Op.FOSSILIZE)
+        assert torch.equal(new, asked.long() if turn.call == "apply" else torch.zeros_like(new))
+
+
+@given(SPACES, RULES, SEEDS)
+def test_the_cooldown_after_a_prune_has_exactly_its_length(actions: str, rule: Rules, seed: int) -> None:
+    waited = torch.zeros(4, 3, dtype=torch.long)
+    for turn in turns(actions, rule, seed, steps=60):
+        if turn.call == "tick":
+            waited += turn.before.stage == Stage.PRUNED
+        free = turn.events.into(Stage.DORMANT)
+        assert (waited[free] == rule.cooldown).all()
+        assert (waited <= rule.cooldown).all()
+        waited[free] = 0
+
+
+@given(SPACES, RULES, SEEDS)
+def test_the_cap_on_live_seeds_holds(actions: str, rule: Rules, seed: int) -> None:
+    for turn in turns(actions, rule, seed):
+        assert (turn.after.live.sum(1) <= (rule.max_live or 3)).all()
+
+
+@given(SPACES, RULES, SEEDS)
+def test_masks_agree_with_apply_for_every_op_and_slot(actions: str, rule: Rules, seed: int) -> None:
+    chosen = space(actions)
+    for turn in list(play(chosen, rule, envs=1, steps=25, seed=seed))[1::6]:
+        masks = legal(turn.after, chosen, rule)
+        for op in range(len(chosen.ops)):
+            for slot in range(len(chosen.slots)):
+                action = torch.zeros(1, len(chosen.heads), dtype=torch.long)
+                action[0, 0], action[0, 1] = op, slot
+                if chosen.ops[op] is Op.WAIT or masks.slot[0, op, slot]:
+                    assert masks.op[0, op]
+                    apply(turn.after, action, chosen, rule)
+                else:
+                    with pytest.raises(ValueError, match=f"{chosen.ops[op].name} in slot block{slot + 1} of environ"):
+                        apply(turn.after, action, chosen, rule)
+
+
+@given(SPACES, RULES, SEEDS)
+def test_a_batch_of_environments_equals_as_many_batches_of_one(actions: str, rule: Rules, seed: int) -> None:
+    chosen, generator = space(actions), torch.Generator().manual_seed(seed)
+    together, alone = Slots.empty(3, 3), [Slots.empty(1, 3) for _ in range(3)]
+    for _ in range(20):
+        action = random_action(legal(together, chosen, rule), chosen, generator)
+        measured = random_measurements(together, generator)
+        together = tick(apply(together, action, chosen, rule)[0], measured, chosen, rule)[0]
+        for env in range(3):
+            one = Measurements(measured.contribution[env : env + 1], measured.health[env : env + 1])
+            alone[env] = tick(apply(alone[env], action[env : env + 1], chosen, rule)[0], one, chosen, rule)[0]
+            assert equal(together[env : env + 1], alone[env])
+
+
+@given(SPACES, RULES, SEEDS)
+def test_apply_and_tick_leave_their_input_as_it_was(actions: str, rule: Rules, seed: int) -> None:
+    for one, following in pairwise(turns(actions, rule, seed, steps=10)):
+        assert equal(one.after, following.before)
+    chosen, slots = space(actions), Slots.empty(2, 3)
+    apply(slots, act(chosen, {"op": "GERMINATE"}, {"op": "WAIT"}), chosen, rule)
+    assert equal(slots, Slots.empty(2, 3))
+
+
+def follow(chosen: ActionSpace, rule: Rules, choices: list[dict[str, str]]) -> list[tuple[str, float]]:
+    """Stage and alpha of the first slot during each epoch, that is after apply."""
+    slots, seen = Slots.empty(1, 1), []
+    for choice in choices:
+        slots, _ = apply(slots, act(chosen, choice), chosen, rule)
+        seen.append((Stage(int(slots.stage)).name, round(slots.alpha.item(), 3)))
+        slots, _ = tick(slots, Measurements.none(slots), chosen, rule)
+    return seen
+
+
+WAIT = {"op": "WAIT"}
+
+
+def test_a_core_seed_walks_by_itself_from_germination_to_holding() -> None:
+    core = space("core", slots=1)
+    assert follow(core, rules(steps=20), [{"op": "GERMINATE"}, *[WAIT] * 6, {"op": "FOSSILIZE"}, WAIT]) == [
+        ("TRAINING", 0.0),
+        ("TRAINING", 0.0),
+        ("BLENDING", 0.333),
+        ("BLENDING", 0.667),
+        ("BLENDING", 1.0),
+        ("HOLDING", 1.0),
+        ("HOLDING", 1.0),
+        ("FOSSILIZED", 1.0),
+        ("FOSSILIZED", 1.0),
+    ]
+
+
+def test_a_full_seed_waits_for_advance_and_moves_alpha_on_request() -> None:
+    full = space("full", slots=1)
+    choices = [
+        {"op": "GERMINATE", "tempo": "FAST", "alpha_target": "HALF"},
+        WAIT,
+        {"op": "ADVANCE"},
+        {"op": "ADVANCE"},
+        *[WAIT] * 3,
+        {"op": "SET_ALPHA", "alpha_target": "FULL", "alpha_speed": "INSTANT"},
+        {"op": "ADVANCE"},
+        {"op": "SET_ALPHA", "alpha_target": "HALF", "alpha_speed": "FAST"},
+    ]
+    assert follow(full, rules(steps=10), choices) == [
+        ("GERMINATED", 0.0),
+        ("GERMINATED", 0.0),
+        ("TRAINING", 0.0),
+        ("BLENDING", 0.167),
+        ("BLENDING", 0.333),
+        ("BLENDING", 0.5),
+        ("BLENDING", 0.5),
+        ("BLENDING", 1.0),
+        ("HOLDING", 1.0),
+        ("BLENDING", 0.833),
+    ]
+
+
+def test_a_prune_at_full_alpha_blends_out_then_removes_then_cools_down() -> None:
+    core = space("core", slots=1)
+    walk = follow(core, rules(steps=10, cooldown=2), [{"op": "GERMINATE"}, *[WAIT] * 4, {"op": "PRUNE"}, *[WAIT] * 4])
+    assert walk[4:] == [
+        ("HOLDING", 1.0),
+        ("BLENDING", 0.667),
+        ("BLENDING", 0.333),
+        ("PRUNED", 0.0),
+        ("PRUNED", 0.0),
+        ("DORMANT", 0.0),
+    ]
+
+
+def test_a_prune_at_alpha_zero_removes_at_once() -> None:
+    core = space("core", slots=1)
+    walk = follow(core, rules(steps=50, prune_age=1, cooldown=1), [{"op": "GERMINATE"}, {"op": "PRUNE"}, WAIT])
+    assert walk == [("TRAINING", 0.0), ("PRUNED", 0.0), ("DORMANT", 0.0)]
+
+
+def test_alpha_is_retargeted_only_from_rest() -> None:
+    full = space("full", slots=1)
+    moving = Slots.empty(1, 1).where(
+        torch.tensor([[True]]), stage=Stage.BLENDING, alpha=0.5, alpha_target=1.0, ramp_ticks=4, ramp_done=2, age=9
+    )
+    masks = legal(moving, full, rules())
+    assert not masks.op[0, [Op.SET_ALPHA, Op.PRUNE]].any()
+    resting = moving.where(torch.tensor([[True]]), ramp_done=4, alpha=1.0)
+    assert legal(resting, full, rules()).op[0, [Op.SET_ALPHA, Op.PRUNE]].all()
+
+
+def test_setting_alpha_to_what_it_is_changes_nothing() -> None:
+    full = space("full", slots=1)
+    holding = Slots.empty(1, 1).where(torch.tensor([[True]]), stage=Stage.HOLDING, alpha=1.0, alpha_target=1.0)
+    action = act(full, {"op": "SET_ALPHA", "alpha_target": "FULL", "alpha_speed": "SLOW"})
+    after, events = apply(holding, action, full, rules())
+    assert equal(holding, after)
+    assert not events.entered.any()
+
+
+def test_a_measurement_is_kept_until_the_next_and_its_age_is_counted() -> None:
+    core = space("core", slots=1)
+    slots, _ = apply(Slots.empty(1, 1), act(core, {"op": "GERMINATE"}), core, rules(steps=99))
+
+    def step(slots: Slots, contribution: float, health: float) -> Slots:
+        measured = Measurements(torch.tensor([[contribution]]), torch.tensor([[health]]))
+        return tick(slots, measured, core, rules(steps=99))[0]
+
+    nan = float("nan")
+    assert slots.contribution.isnan().item()
+    slots = step(slots, nan, 0.8)
+    assert (slots.contribution_age.item(), slots.health.item()) == (-1, pytest.approx(0.8))
+    slots = step(slots, 1.5, nan)
+    assert (slots.contribution.item(), slots.contribution_age.item()) == (1.5, 0)
+    slots = step(slots, nan, nan)
+    assert (slots.contribution.item(), slots.contribution_age.item()) == (1.5, 1)
+    assert slots.health.item() == pytest.approx(0.8)
+
+
+def test_an_empty_slot_keeps_nothing_of_the_seed_that_was_there() -> None:
+    core, rule = space("core", slots=1), rules(steps=50, prune_age=1, cooldown=0)
+    slots, _ = apply(Slots.empty(1, 1), act(core, {"op": "GERMINATE", "blueprint": "attention"}), core, rule)
+    slots, _ = tick(slots, Measurements(torch.tensor([[2.0]]), torch.tensor([[0.5]])), core, rule)
+    slots, events = apply(slots, act(core, {"op": "PRUNE"}), core, rule)
+    assert equal(slots, Slots.empty(1, 1))
+    assert events.into(Stage.PRUNED).all()
+
+
+def test_a_seed_of_bad_or_unknown_health_stays_in_training() -> None:
+    core = space("core", slots=1)
+    rule = rules(steps=10, health=0.1)
+
+    def stage_after(health: Tensor) -> Stage:
+        slots, _ = apply(Slots.empty(1, 1), act(core, {"op": "GERMINATE"}), core, rule)
+        slots, _ = tick(slots, Measurements(torch.full((1, 1), torch.nan), health), core, rule)
+        return Stage(int(slots.stage))
+
+    assert stage_after(torch.tensor([[0.0]])) is Stage.TRAINING
+    assert stage_after(torch.tensor([[torch.nan]])) is Stage.TRAINING
+    assert stage_after(torch.tensor([[0.9]])) is Stage.BLENDING
