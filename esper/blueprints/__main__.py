@@ -1,0 +1,8 @@
+"""python -m esper.blueprints: every blueprint with its parameter counts."""
+
+from esper.blueprints import listing, topologies
+
+CHANNELS = {"cnn": (8, 16, 32, 64), "transformer": (64, 128, 384)}
+
+if __name__ == "__main__":
+    print("\n\n".join(listing(topology, CHANNELS[topology]) for topology in topologies()))

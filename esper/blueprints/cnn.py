@@ -1,0 +1,98 @@
+"""Seeds for convolutional hosts: features [batch, channels, height, width] in, the same shape out.
+
+Convolutional seeds are pre-activation residuals: GroupNorm and ReLU come first, the last convolution starts at zero.
+GroupNorm keeps no running statistics that could drift while the seed trains behind the host.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.blueprints.layers import FadedNorm, Residual
+from esper.blueprints.registry import register
+
+GROUP_CHANNELS = 16  # per group, where there are enough channels; smaller groups are noisy
+
+
+class GroupNorm(nn.GroupNorm):
+    """torch's GroupNorm, safe on the detached features that a seed reads while it trains behind the host.
+
+    On CPU, torch's backward of GroupNorm in channels_last ends the process when the input requires no gradient.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()
+        return super().forward(x)
+
+
+def _norm(channels: int) -> GroupNorm:
+    groups = next(g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0 and (channels // g >= GROUP_CHANNELS or g == 1))
+    return GroupNorm(groups, channels)
+
+
+def _conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
+
+
+@register("cnn", "norm", lambda c: 2 * c + 1, "group normalisation, faded in by a learned scale")
+def norm(channels: int) -> nn.Module:
+    return FadedNorm(_norm(channels))
+
+
+@register("cnn", "attention", lambda c: 2 * c * max(1, c // 4) + c, "squeeze-excite: a gate per channel, 1 at birth")
+class SqueezeExcite(nn.Module):
+    def __init__(self, channels: int, reduction: int = 4) -> None:
+        super().__init__()
+        hidden = max(1, channels // reduction)
+        self.squeeze = nn.Linear(channels, hidden, bias=False)
+        self.excite = nn.Linear(hidden, channels)
+        nn.init.zeros_(self.excite.weight)
+        nn.init.zeros_(self.excite.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = 2 * torch.sigmoid(self.excite(F.silu(self.squeeze(x.mean((2, 3))))))
+        return x * gate[:, :, None, None]
+
+
+@register("cnn", "depthwise", lambda c: c * c + 11 * c, "depthwise 3x3, then 1x1")
+def depthwise(channels: int) -> nn.Module:
+    return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 3, channels), _conv(channels, channels, 1))
+
+
+@register(
+    "cnn", "bottleneck", lambda c: 2 * c * max(8, c // 4) + 9 * max(8, c // 4) ** 2 + 2 * c, "1x1 down, 3x3, 1x1 up"
+)
+def bottleneck(channels: int) -> nn.Module:
+    inner = max(8, channels // 4)
+    return Residual(
+        _norm(channels),
+        nn.ReLU(),
+        _conv(channels, inner, 1),
+        nn.ReLU(),
+        _conv(inner, inner, 3),
+        nn.ReLU(),
+        _conv(inner, channels, 1),
+    )
+
+
+@register("cnn", "conv_small", lambda c: c * c + 2 * c, "1x1 convolution")
+def conv_small(channels: int) -> nn.Module:
+    return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 1))
+
+
+@register("cnn", "conv_light", lambda c: 9 * c * c + 2 * c, "3x3 convolution")
+def conv_light(channels: int) -> nn.Module:
+    return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 3))
+
+
+@register("cnn", "conv_heavy", lambda c: 18 * c * c + 4 * c, "two 3x3 convolutions")
+def conv_heavy(channels: int) -> nn.Module:
+    return Residual(
+        _norm(channels),
+        nn.ReLU(),
+        _conv(channels, channels, 3),
+        _norm(channels),
+        nn.ReLU(),
+        _conv(channels, channels, 3),
+    )

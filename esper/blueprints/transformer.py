@@ -1,0 +1,56 @@
+"""Seeds for transformer hosts: features [batch, time, channels] in, the same shape out.
+
+No seed lets a position see a later one.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.blueprints.layers import FadedNorm, Residual
+from esper.blueprints.registry import register
+
+
+@register("transformer", "norm", lambda d: 2 * d + 1, "layer normalisation, faded in by a learned scale")
+def norm(channels: int) -> nn.Module:
+    return FadedNorm(nn.LayerNorm(channels))
+
+
+@register("transformer", "lora", lambda d: 16 * d, "linear change of rank 8")
+def lora(channels: int, rank: int = 8) -> nn.Module:
+    return Residual(nn.Linear(channels, rank, bias=False), nn.Linear(rank, channels, bias=False))
+
+
+@register("transformer", "lora_large", lambda d: 64 * d, "linear change of rank 32")
+def lora_large(channels: int, rank: int = 32) -> nn.Module:
+    return lora(channels, rank)
+
+
+class CausalAttention(nn.Module):
+    """Self-attention without its output projection."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        if channels % heads:
+            raise ValueError(f"transformer blueprint attention: heads={heads} must divide channels={channels}.")
+        self.heads = heads
+        self.qkv = nn.Linear(channels, 3 * channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [batch, heads, time, d] each
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@register("transformer", "attention", lambda d: 4 * d * d + 4 * d, "causal self-attention, 4 heads")
+def attention(channels: int, heads: int = 4) -> nn.Module:
+    return Residual(CausalAttention(channels, heads), nn.Linear(channels, channels))
+
+
+@register("transformer", "mlp_small", lambda d: 4 * d * d + 3 * d, "two layers, twice as wide inside")
+def mlp_small(channels: int, expansion: int = 2, recompute: bool = False) -> nn.Module:
+    hidden = expansion * channels
+    return Residual(nn.Linear(channels, hidden), nn.GELU(), nn.Linear(hidden, channels), recompute=recompute)
+
+
+@register("transformer", "mlp", lambda d: 8 * d * d + 5 * d, "two layers, four times as wide inside")
+def mlp(channels: int, expansion: int = 4, recompute: bool = False) -> nn.Module:
+    return mlp_small(channels, expansion, recompute)

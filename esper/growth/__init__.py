@@ -1,0 +1,21 @@
+"""Hosts that grow: seeds grafted, trained behind the host, blended, removed."""
+
+from esper.growth.model import GrowingHost, Mode, Setting, Settings, seed_settings
+from esper.growth.optimizer import HOST, GrowthOptimizer, rate
+from esper.growth.seed import Seed
+from esper.growth.snapshot import Snapshot, restore, snapshot
+
+__all__ = [
+    "HOST",
+    "GrowingHost",
+    "GrowthOptimizer",
+    "Mode",
+    "Seed",
+    "Setting",
+    "Settings",
+    "Snapshot",
+    "rate",
+    "restore",
+    "seed_settings",
+    "snapshot",
+]

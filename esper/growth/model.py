@@ -1,0 +1,138 @@
+"""A host with its seeds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from esper.blueprints import blueprint as find_blueprint
+from esper.growth.seed import Seed
+from esper.hosts import Host
+from esper.lifecycle import Blend, Slots, Stage
+from esper.seeding import seeded
+
+
+class Mode(Enum):
+    """What part a seed plays in a forward pass."""
+
+    BEHIND = "behind"  # trains on the host's features at its target alpha; the host does not notice
+    BLENDED = "blended"  # takes part at its alpha, and trains
+    FADING = "fading"  # takes part at its alpha, and trains no more; the host's gradient still passes through it
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A seed's mode and alpha; the alpha of a seed behind the host is the one it will be blended at."""
+
+    mode: Mode
+    alpha: float
+
+
+Settings = Mapping[str, Setting]  # by slot; a seed without a setting is switched off
+
+
+def seed_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, Setting]:
+    """How the seeds of one environment take part in the coming epoch; `names` are the slots in their columns' order."""
+    stages, alphas, targets = (field[env].tolist() for field in (slots.stage, slots.alpha, slots.alpha_target))
+    result = {}
+    for name, stage, alpha, target in zip(names, stages, alphas, targets, strict=True):
+        if stage == Stage.TRAINING:
+            result[name] = Setting(Mode.BEHIND, target)
+        elif stage == Stage.BLENDING and target == 0:
+            result[name] = Setting(Mode.FADING, alpha)
+        elif stage in (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED):
+            result[name] = Setting(Mode.BLENDED, alpha)
+    return result
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Passes on `value`; sends the gradient at the slot to the host unchanged, and to the seed's output as well."""
+
+    @staticmethod
+    def forward(ctx: object, host: Tensor, seed: Tensor, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradient, gradient, None
+
+
+class GrowingHost(nn.Module):
+    """A host and the seeds in its slots.
+
+    Arguments:
+        host: the network that is grown
+        coadapt: whether a blended seed's gradient also reaches the host's earlier layers. If not, they are trained as
+            if the seed were not there, for good.
+    """
+
+    def __init__(self, host: Host, *, coadapt: bool) -> None:
+        super().__init__()
+        self.host = host
+        self.coadapt = coadapt
+        self.seeds = nn.ModuleDict()
+
+    def graft(self, slot: str, blueprint: str, blend: Blend, *, seed: int) -> Seed:
+        """Put a new seed into an empty slot; its initial weights follow from `seed`. Call it in the main thread."""
+        channels = self.host.slot(slot).channels
+        if slot in self.seeds:
+            raise ValueError(f"slot {slot} holds a seed already; remove it first.")
+        topology = self.host.topology
+        with seeded(seed):
+            body = find_blueprint(topology, blueprint).build(channels)
+            new = Seed(body, blueprint=blueprint, blend=blend, channels=channels, topology=topology)
+        new.to(next(self.host.parameters()).device)
+        if topology == "cnn":
+            new.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+        new.train(self.training)
+        self.seeds[slot] = new
+        return new
+
+    def remove(self, slot: str) -> None:
+        """Take the seed out of a slot."""
+        if slot not in self.seeds:
+            raise ValueError(f"slot {slot} holds no seed.")
+        del self.seeds[slot]
+
+    def seed(self, slot: str) -> Seed:
+        found = self.seeds[slot]
+        assert isinstance(found, Seed)
+        return found
+
+    def forward(self, x: Tensor, settings: Settings, start: str | None = None, stop: str | None = None) -> Tensor:
+        """Run the host with its seeds as `settings` has them.
+
+        From `start`, x is the features that arrive at that slot, before its seed; at `stop`, the result is likewise
+        the features before that slot's seed. So a cached prefix can be continued with a seed switched on or off.
+        """
+        names = [slot.name for slot in self.host.slots]
+        first = 0 if start is None else names.index(self.host.slot(start).name)
+        last = len(names) if stop is None else names.index(self.host.slot(stop).name)
+        at = start
+        for name in names[first:last]:
+            setting = settings.get(name)
+            if setting is not None and name in self.seeds:
+                x = self._through(self.seed(name), self.host.run(x, at, name), setting)
+                at = name
+        return self.host.run(x, at, stop)
+
+    def _through(self, seed: Seed, h: Tensor, setting: Setting) -> Tensor:
+        if setting.mode is Mode.BEHIND:
+            if not torch.is_grad_enabled():
+                return h
+            return _straight_through(h, seed(h.detach(), setting.alpha), h)
+        inputs = h if self.coadapt else h.detach()
+        if setting.mode is Mode.FADING:
+            frozen = {name: parameter.detach() for name, parameter in seed.named_parameters()}
+            out: Tensor = functional_call(seed, frozen, (inputs, setting.alpha))
+        else:
+            out = seed(inputs, setting.alpha)
+        return out if self.coadapt else _straight_through(h, out, out.detach())
+
+
+def _straight_through(host: Tensor, seed: Tensor, value: Tensor) -> Tensor:
+    out: Tensor = _StraightThrough.apply(host, seed, value)  # type: ignore[no-untyped-call]
+    return out

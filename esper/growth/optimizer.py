@@ -1,0 +1,103 @@
+"""One optimizer for a host and its seeds, with a parameter group for each seed."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from esper.growth.model import GrowingHost
+
+HOST = "host"  # the owner of the host's parameter groups; a seed's owner is its slot
+
+
+SHAPES: dict[str, Callable[[float], float]] = {  # from 1 at time 0 down to 0 at time 1
+    "constant": lambda t: 1.0,
+    "linear": lambda t: 1 - t,
+    "cosine": lambda t: (1 + math.cos(math.pi * t)) / 2,
+}
+
+
+def rate(progress: float, *, shape: str, warmup: float = 0.0, final: float = 0.0) -> float:
+    """The learning rate's factor at `progress` in [0, 1] of an episode: up from 0 during `warmup`, then to `final`."""
+    if shape not in SHAPES:
+        raise ValueError(f"schedule.shape={shape}: must be one of {', '.join(SHAPES)}.")
+    if progress < warmup:
+        return progress / warmup
+    t = min(1.0, (progress - warmup) / (1 - warmup)) if warmup < 1 else 1.0
+    return final + (1 - final) * SHAPES[shape](t)
+
+
+class GrowthOptimizer:
+    """Trains a growing host. Seeds come and go without touching the state of anything else.
+
+    Arguments:
+        model: the host; its seeds are taken over as they are
+        build: makes the torch optimizer from parameter groups
+        seed_lr: learning rate of seeds, before the schedule
+        seed_weight_decay: of seeds
+        clip: largest gradient norm, of the host and of each seed separately, so that none spends another's budget;
+            None is no limit
+        schedule: factor of all learning rates at a given progress of the episode
+    """
+
+    def __init__(
+        self,
+        model: GrowingHost,
+        *,
+        build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        seed_lr: float,
+        seed_weight_decay: float,
+        clip: float | None,
+        schedule: Callable[[float], float],
+    ) -> None:
+        self._model = model
+        matrices = [parameter for parameter in model.host.parameters() if parameter.ndim > 1]
+        vectors = [parameter for parameter in model.host.parameters() if parameter.ndim <= 1]  # norms and biases
+        self.torch = build(
+            [{"params": matrices, "owner": HOST}, {"params": vectors, "owner": HOST, "weight_decay": 0.0}]
+        )
+        self._seed_options = {"lr": seed_lr, "weight_decay": seed_weight_decay}
+        self._clip = math.inf if clip is None else clip
+        self._schedule = schedule
+        self._full_rate: dict[str, float] = {HOST: self.torch.param_groups[0]["lr"]}
+        for slot in model.seeds:
+            self.add(slot)
+
+    def add(self, slot: str) -> None:
+        """Take over the parameters of a seed that was just grafted."""
+        parameters = list(self._model.seeds[slot].parameters())
+        self.torch.add_param_group({"params": parameters, "owner": slot, **self._seed_options})
+        self._full_rate[slot] = self._seed_options["lr"]
+
+    def remove(self, slot: str) -> None:
+        """Let go of a seed's parameters and of their state."""
+        for parameter in self.parameters(slot):
+            self.torch.state.pop(parameter, None)
+        self.torch.param_groups[:] = [group for group in self.torch.param_groups if group["owner"] != slot]
+        del self._full_rate[slot]
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        return tuple(self._full_rate)
+
+    def parameters(self, owner: str) -> list[nn.Parameter]:
+        return [
+            parameter for group in self.torch.param_groups if group["owner"] == owner for parameter in group["params"]
+        ]
+
+    def step(self, progress: float) -> dict[str, Tensor]:
+        """Clip, step, and forget the gradients; returns each owner's gradient norm before clipping, on its device."""
+        norms = {owner: clip_grad_norm_(_with_gradient(self.parameters(owner)), self._clip) for owner in self.owners}
+        factor = self._schedule(progress)
+        for group in self.torch.param_groups:
+            group["lr"] = self._full_rate[group["owner"]] * factor
+        self.torch.step()
+        self.torch.zero_grad(set_to_none=True)
+        return norms
+
+
+def _with_gradient(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return [parameter for parameter in parameters if parameter.grad is not None]

@@ -1,0 +1,80 @@
+"""A plain convolutional classifier, in channels_last."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from esper.hosts.host import Host, Slot
+
+
+class ChannelsLast(nn.Module):
+    """Images in the memory layout in which convolutions are fastest."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+
+class GlobalMean(nn.Module):
+    """[batch, channels, height, width] -> [batch, channels]"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def _block(inputs: int, outputs: int, kernel: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    ]
+
+
+class CNNHost(Host):
+    """Blocks of convolution, BatchNorm and ReLU, then the mean over space and a linear classifier.
+
+    Arguments:
+        blocks: how many; at least 2
+        channels: of the first block; each further block has twice as many
+        kernel: side of the convolutions; odd
+        pools: the first so many blocks are followed by a 2x2 max-pool
+        pool_slots: whether there are slots behind the pools (pool1, ...) besides those behind the blocks (block1, ...)
+        resolution: side of the images, in pixels
+        classes: how many
+    """
+
+    topology: ClassVar[str] = "cnn"
+
+    def __init__(
+        self, *, blocks: int, channels: int, kernel: int, pools: int, pool_slots: bool, resolution: int, classes: int
+    ) -> None:
+        if blocks < 2:
+            raise ValueError(f"host.blocks={blocks}: must be at least 2.")
+        if kernel % 2 == 0 or kernel < 1:
+            raise ValueError(f"host.kernel={kernel}: must be odd.")
+        if not 0 <= pools <= blocks:
+            raise ValueError(f"host.pools={pools}: must be between 0 and host.blocks={blocks}.")
+        if resolution >> pools < 1:
+            raise ValueError(f"host.pools={pools}: too many for images of {resolution} pixels.")
+        segments: list[nn.Module] = []
+        slots: list[Slot] = []
+        pending: list[nn.Module] = [ChannelsLast()]
+
+        def end_segment(slot: str, channels: int) -> None:
+            segments.append(nn.Sequential(*pending))
+            slots.append(Slot(slot, channels))
+            pending.clear()
+
+        inputs = 3
+        for index in range(blocks):
+            outputs = channels << index
+            pending += _block(inputs, outputs, kernel)
+            end_segment(f"block{index + 1}", outputs)
+            if index < pools:
+                pending.append(nn.MaxPool2d(2))
+                if pool_slots:
+                    end_segment(f"pool{index + 1}", outputs)
+            inputs = outputs
+        segments.append(nn.Sequential(*pending, GlobalMean(), nn.Linear(inputs, classes)))
+        super().__init__(segments, slots)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs

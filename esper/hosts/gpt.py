@@ -1,0 +1,111 @@
+"""A small GPT: pre-norm blocks, learned positions, a head tied to the token embedding."""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.hosts.host import Dropout, Host, Slot
+
+INIT_STD = 0.02  # GPT-2's
+
+
+class Embedding(nn.Module):
+    """Tokens [batch, time] -> features [batch, time, channels]"""
+
+    def __init__(self, vocabulary: int, channels: int, block_size: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, channels)
+        self.positions = nn.Embedding(block_size, channels)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        time = tokens.shape[1]
+        if time > self.positions.num_embeddings:
+            raise ValueError(f"a text of {time} tokens does not fit host.block_size={self.positions.num_embeddings}.")
+        out: Tensor = self.dropout(self.tokens(tokens) + self.positions.weight[:time])
+        return out
+
+
+class Attention(nn.Module):
+    """Causal self-attention. Its own weights take no dropout: the fused kernel cannot draw from a given generator."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.project = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [batch, heads, time, channels / heads]
+        out: Tensor = self.project(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))"""
+
+    def __init__(self, channels: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(channels)
+        self.attention = Attention(channels, heads)
+        self.norm2 = nn.LayerNorm(channels)
+        self.expand = nn.Linear(channels, 4 * channels)
+        self.contract = nn.Linear(4 * channels, channels)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x)))
+        x = x + self.dropout(self.contract(F.gelu(self.expand(self.norm2(x)))))
+        return x
+
+
+class GPTHost(Host):
+    """Layers in segments of equal length, a slot (segment1, ...) behind each.
+
+    Arguments:
+        vocabulary: how many tokens
+        channels: width of the features
+        heads: of attention; must divide channels
+        layers: how many; segments must divide it
+        segments: how many, and so how many slots
+        block_size: the longest text, in tokens
+        dropout: probability, on the embedding and on each layer's two branches
+    """
+
+    topology: ClassVar[str] = "transformer"
+
+    def __init__(
+        self, *, vocabulary: int, channels: int, heads: int, layers: int, segments: int, block_size: int, dropout: float
+    ) -> None:
+        if channels % heads:
+            raise ValueError(f"host.heads={heads}: must divide host.channels={channels}.")
+        if segments < 1 or layers % segments:
+            raise ValueError(f"host.segments={segments}: must divide host.layers={layers}.")
+        embedding = Embedding(vocabulary, channels, block_size, dropout)
+        head = nn.Linear(channels, vocabulary, bias=False)
+        per_segment = layers // segments
+        stack = [Layer(channels, heads, dropout) for _ in range(layers)]
+        pieces = [nn.Sequential(*stack[index : index + per_segment]) for index in range(0, layers, per_segment)]
+        super().__init__(
+            [nn.Sequential(embedding, *pieces[0]), *pieces[1:], nn.Sequential(nn.LayerNorm(channels), head)],
+            [Slot(f"segment{index + 1}", channels) for index in range(segments)],
+        )
+        self.block_size = block_size
+        self._initialise(layers)
+        head.weight = embedding.tokens.weight
+
+    def _initialise(self, layers: int) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=INIT_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, Layer):  # each layer adds twice to the stream: keep its variance at the start
+                for branch in (module.attention.project, module.contract):
+                    with torch.no_grad():
+                        branch.weight /= math.sqrt(2 * layers)

@@ -1,0 +1,215 @@
+import pytest
+import torch
+
+from esper.growth import GrowingHost, Mode, Setting, seed_settings
+from esper.lifecycle import Blend, Slots, Stage
+from tests.growth.garden import (
+    BEHIND,
+    FULL,
+    MIDDLE,
+    all_equal,
+    backward,
+    batch,
+    host_gradients,
+    loss,
+    model,
+    optimizer,
+    poison,
+)
+
+TOPOLOGIES = {"cnn": (8, "conv_light"), "transformer": (64, "mlp_small")}
+each_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
+each_blend = pytest.mark.parametrize("blend", Blend)
+
+
+def grown(topology: str, blend: Blend = Blend.ADD, *, coadapt: bool = True, trained: bool = True) -> GrowingHost:
+    """A host with one seed in its first slot, moved away from the identity."""
+    channels, blueprint = TOPOLOGIES[topology]
+    growing = model(topology, channels, coadapt=coadapt)
+    seed = growing.graft(MIDDLE[topology], blueprint, blend, seed=1)
+    if trained:
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in seed.parameters():
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return growing
+
+
+@each_topology
+@each_blend
+def test_an_isolated_seed_gone_non_finite_leaves_a_whole_training_run_bit_equal(topology: str, blend: Blend) -> None:
+    runs = []
+    for with_seed in (False, True):
+        growing = grown(topology, blend)
+        if not with_seed:
+            growing.remove(MIDDLE[topology])
+        trainer = optimizer(growing)
+        for index in range(4):
+            backward(growing, {MIDDLE[topology]: BEHIND}, index)
+            trainer.step(0.0)
+            if with_seed and index == 1:
+                poison(growing.seed(MIDDLE[topology]))
+        runs.append(growing.host.state_dict())
+    assert all_equal(*runs)
+
+
+@each_topology
+def test_a_seed_behind_the_host_takes_no_part_in_evaluation(topology: str) -> None:
+    growing = grown(topology).eval()
+    poison(growing.seed(MIDDLE[topology]))
+    x, _ = batch(topology)
+    with torch.no_grad():
+        assert torch.equal(growing(x, {MIDDLE[topology]: BEHIND}), growing(x, {}))
+
+
+@each_topology
+@each_blend
+def test_a_trained_seed_changes_the_output_once_it_is_blended(topology: str, blend: Blend) -> None:
+    growing = grown(topology, blend).eval()
+    x, _ = batch(topology)
+    outputs = [growing(x, {MIDDLE[topology]: Setting(Mode.BLENDED, alpha)}) for alpha in (0.0, 0.5, 1.0)]
+    assert torch.equal(outputs[0], growing(x, {}))
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[1], outputs[2])
+
+
+def test_adding_is_a_cross_fade_and_multiplying_is_bounded() -> None:
+    x, _ = batch("cnn")
+    adding, multiplying = grown("cnn", Blend.ADD).eval(), grown("cnn", Blend.MULTIPLY).eval()
+    h = adding(x, {}, stop="block1")
+    assert torch.equal(adding.seed("block1")(h, 1.0), adding.seed("block1").body(h))
+    with torch.no_grad():
+        multiplying.seed("block1").body.branch[-1].weight *= 1e3
+    seed = multiplying.seed("block1")
+    assert (seed(h, 0.5) <= 1.5 * h).all()
+    assert (seed(h, 0.5) >= 0.5 * h).all()
+
+
+@each_blend
+def test_a_blended_transformer_seed_lets_no_position_see_a_later_one(blend: Blend) -> None:
+    growing = grown("transformer", blend).eval()
+    x, _ = batch("transformer")
+    changed = x.clone()
+    changed[:, 6:] = (changed[:, 6:] + 1) % 40
+    one, other = (growing(tokens, {"segment1": FULL}) for tokens in (x, changed))
+    assert torch.equal(one[:, :6], other[:, :6])
+
+
+@each_topology
+@each_blend
+@pytest.mark.parametrize("coadapt", [True, False])
+def test_a_fading_seed_is_frozen_while_the_host_gradient_lives(topology: str, blend: Blend, coadapt: bool) -> None:
+    slot = MIDDLE[topology]
+    gradients = {}
+    for mode in (Mode.BLENDED, Mode.FADING):
+        growing = grown(topology, blend, coadapt=coadapt)
+        output = backward(growing, {slot: Setting(mode, 0.6)})
+        gradients[mode] = {**host_gradients(growing), "output": output}
+        trained = [p.grad is not None for p in growing.seed(slot).parameters()]
+        assert all(trained) if mode is Mode.BLENDED else not any(trained)
+    assert all_equal(gradients[Mode.BLENDED], gradients[Mode.FADING])
+    first = next(iter(growing.host.parameters()))
+    assert first.grad is not None
+    assert first.grad.abs().sum() > 0
+
+
+@each_blend
+def test_without_coadaptation_the_earlier_layers_train_as_if_the_seed_were_not_there(blend: Blend) -> None:
+    """What reaches them is the gradient at the slot itself, whatever the seed does with their features."""
+    growing = grown("cnn", blend, coadapt=False)
+    x, y = batch("cnn")
+    h = growing(x, {}, stop="block1").detach().requires_grad_()
+    at_slot = growing.seed("block1")(h.detach(), 0.8).detach().requires_grad_()
+    loss(growing.host.run(at_slot, start="block1"), y).backward()
+    loss(growing(h, {"block1": Setting(Mode.BLENDED, 0.8)}, start="block1"), y).backward()
+    assert torch.equal(h.grad, at_slot.grad)
+
+
+def test_with_coadaptation_the_earlier_layers_feel_the_seed() -> None:
+    gradients = []
+    for coadapt in (True, False):
+        growing = grown("cnn", coadapt=coadapt)
+        backward(growing, {"block1": FULL})
+        gradients.append(growing.host.segments[0][1].weight.grad)
+    assert not torch.allclose(*gradients)
+
+
+@each_topology
+def test_a_run_continued_from_a_slot_equals_a_whole_run(topology: str) -> None:
+    growing = grown(topology).eval()
+    first, last = (slot.name for slot in growing.host.slots)
+    growing.graft(last, TOPOLOGIES[topology][1], Blend.ADD, seed=2)
+    on = {first: FULL, last: FULL}
+    x, _ = batch(topology)
+    at_first, at_last = growing(x, on, stop=first), growing(x, on, stop=last)
+    for switched in (on, {first: FULL}, {last: FULL}, {}):
+        assert torch.equal(growing(at_first, switched, start=first), growing(x, switched))
+    assert torch.equal(growing(at_last, {first: FULL}, start=last), growing(x, {first: FULL}))
+    assert torch.equal(growing(at_first, on, start=first, stop=last), at_last)
+
+
+def test_a_seed_trained_behind_the_host_helps_once_it_is_blended() -> None:
+    growing = grown("cnn", trained=False)
+    trainer = optimizer(growing)
+    x, y = batch("cnn")
+    for parameter in growing.host.parameters():
+        parameter.requires_grad_(False)
+    before = loss(growing(x, {}), y).item()
+    for _ in range(10):
+        behind = loss(growing(x, {"block1": BEHIND}), y)
+        assert behind.item() == pytest.approx(before, abs=1e-6)
+        behind.backward()
+        trainer.step(0.0)
+    assert loss(growing(x, {"block1": FULL}), y).item() < before - 0.1
+
+
+def test_the_weights_of_a_seed_follow_from_its_own_seed_alone() -> None:
+    bodies = []
+    for number, noise in ((7, 0), (7, 1), (8, 0)):
+        torch.manual_seed(noise)
+        growing = model("cnn", 8)
+        torch.manual_seed(noise)
+        state = torch.get_rng_state()
+        bodies.append(growing.graft("block1", "conv_heavy", Blend.GATED, seed=number).state_dict())
+        assert torch.equal(state, torch.get_rng_state())
+    assert all_equal(bodies[0], bodies[1])
+    assert not all_equal(bodies[0], bodies[2])
+
+
+def test_grafting_into_a_full_slot_or_with_a_foreign_blueprint_is_refused() -> None:
+    growing = grown("cnn")
+    with pytest.raises(ValueError, match="slot block1 holds a seed already"):
+        growing.graft("block1", "norm", Blend.ADD, seed=0)
+    with pytest.raises(ValueError, match="blueprint=lora: is unknown among cnn blueprints"):
+        growing.graft("block2", "lora", Blend.ADD, seed=0)
+    with pytest.raises(ValueError, match="slot=block9: CNNHost has no such slot; it has block1, block2"):
+        growing.graft("block9", "norm", Blend.ADD, seed=0)
+    with pytest.raises(ValueError, match="slot block2 holds no seed"):
+        growing.remove("block2")
+    assert list(growing.seeds) == ["block1"]
+
+
+def test_settings_follow_from_the_stage_of_each_slot() -> None:
+    stages = list(Stage)
+    slots = Slots.empty(2, len(stages) + 1)
+    stage = torch.tensor([[*stages, Stage.BLENDING]] * 2)
+    alpha = torch.tensor([[0, 0, 0, 0.25, 1, 1, 0, 0.75]] * 2)
+    target = torch.tensor([[0, 0.5, 0.5, 1, 1, 1, 0, 0]] * 2)
+    everywhere = torch.ones(2, 8, dtype=torch.bool)
+    slots = slots.where(everywhere, stage=stage, alpha=alpha, alpha_target=target)
+    names = tuple("abcdefgh")
+    assert seed_settings(slots, 1, names) == {
+        "c": Setting(Mode.BEHIND, 0.5),
+        "d": Setting(Mode.BLENDED, 0.25),
+        "e": Setting(Mode.BLENDED, 1.0),
+        "f": Setting(Mode.BLENDED, 1.0),
+        "h": Setting(Mode.FADING, 0.75),
+    }
+
+
+def test_a_blueprint_that_changes_the_shape_is_refused() -> None:
+    growing = grown("cnn")
+    growing.seed("block1").body = torch.nn.AvgPool2d(2)
+    x, _ = batch("cnn")
+    with pytest.raises(ValueError, match=r"conv_light turned features \[8, 8, 16, 16\] into \[8, 8, 8, 8\]"):
+        growing(x, {"block1": FULL})

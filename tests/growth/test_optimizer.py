@@ -1,0 +1,144 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from esper.config import load
+from esper.growth import HOST, GrowingHost, GrowthOptimizer, rate
+from esper.lifecycle import Blend
+from tests.growth.garden import BEHIND, FULL, backward, model, optimizer, poison
+
+ON = {"block1": FULL, "block2": BEHIND}
+
+
+def two_seeds(kind: str) -> tuple[GrowingHost, GrowthOptimizer]:
+    growing = model("cnn", 8)
+    trainer = optimizer(growing, kind)
+    for number, slot in enumerate(("block1", "block2")):
+        growing.graft(slot, "conv_light", Blend.ADD, seed=number)
+        trainer.add(slot)
+    for index in range(3):
+        backward(growing, ON, index)
+        trainer.step(0.0)
+    return growing, trainer
+
+
+def state_of(trainer: GrowthOptimizer, owner: str) -> list[torch.Tensor]:
+    return [value.clone() for p in trainer.parameters(owner) for value in trainer.torch.state[p].values()]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_pruning_one_seed_leaves_every_other_momentum_bit_equal(kind: str) -> None:
+    growing, trainer = two_seeds(kind)
+    before = {owner: state_of(trainer, owner) for owner in (HOST, "block1")}
+    assert all(before.values())
+    gone = trainer.parameters("block2")
+    trainer.remove("block2")
+    growing.remove("block2")
+    for owner, state in before.items():
+        assert all(torch.equal(a, b) for a, b in zip(state, state_of(trainer, owner), strict=True))
+    assert not any(parameter in trainer.torch.state for parameter in gone)
+    assert trainer.owners == (HOST, "block1")
+    backward(growing, ON)
+    trainer.step(0.0)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_germinating_a_seed_leaves_every_other_momentum_bit_equal(kind: str) -> None:
+    growing, trainer = two_seeds(kind)
+    trainer.remove("block2")
+    growing.remove("block2")
+    before = {owner: state_of(trainer, owner) for owner in (HOST, "block1")}
+    growing.graft("block2", "attention", Blend.MULTIPLY, seed=9)
+    trainer.add("block2")
+    for owner, state in before.items():
+        assert all(torch.equal(a, b) for a, b in zip(state, state_of(trainer, owner), strict=True))
+    assert state_of(trainer, "block2") == []
+
+
+def test_a_seed_has_one_group_and_seeds_present_at_construction_are_taken_over() -> None:
+    growing, _ = two_seeds("sgd")
+    groups = [group["owner"] for group in optimizer(growing).torch.param_groups]
+    assert groups == [HOST, HOST, "block1", "block2"]
+
+
+def test_weight_decay_spares_norms_biases_and_seeds() -> None:
+    _, trainer = two_seeds("sgd")
+    decay = [(group["owner"], group["weight_decay"]) for group in trainer.torch.param_groups]
+    assert decay == [(HOST, 5e-4), (HOST, 0.0), ("block1", 0.0), ("block2", 0.0)]
+    assert all(p.ndim == 1 for p in trainer.torch.param_groups[1]["params"])
+    assert all(p.ndim > 1 for p in trainer.torch.param_groups[0]["params"])
+
+
+def test_host_and_each_seed_are_clipped_separately() -> None:
+    growing, trainer = two_seeds("sgd")
+    backward(growing, ON)
+    expected = {owner: [p.grad.clone() for p in trainer.parameters(owner)] for owner in trainer.owners}
+    for parameter in trainer.parameters("block1"):
+        parameter.grad *= 1e4
+    seen = {}
+    trainer.torch.step = lambda: seen.update(
+        {o: [p.grad.clone() for p in trainer.parameters(o)] for o in trainer.owners}
+    )
+    norms = trainer.step(0.0)
+    assert norms["block1"] > 100
+    assert torch.stack([g.norm() for g in seen["block1"]]).norm().item() == pytest.approx(1, abs=1e-3)
+    for owner in (HOST, "block2"):
+        before = torch.stack([g.norm() for g in expected[owner]]).norm()
+        assert norms[owner].item() == pytest.approx(before.item(), rel=1e-5)
+        scale = min(1.0, 1 / before.item())
+        for one, other in zip(expected[owner], seen[owner], strict=True):
+            torch.testing.assert_close(one * scale, other, rtol=1e-4, atol=1e-7)
+
+
+def test_a_non_finite_seed_spoils_only_itself() -> None:
+    growing, trainer = two_seeds("sgd")
+    poison(growing.seed("block2"))
+    backward(growing, ON)
+    norms = trainer.step(0.0)
+    assert not norms["block2"].isfinite()
+    assert norms[HOST].isfinite()
+    assert all(p.isfinite().all() for owner in (HOST, "block1") for p in trainer.parameters(owner))
+
+
+def test_the_schedule_scales_the_rates_of_host_and_seeds() -> None:
+    growing, trainer = two_seeds("sgd")
+    trainer._schedule = partial(rate, shape="linear")
+    for progress, expected in ((0.0, 0.05), (0.5, 0.025), (1.0, 0.0), (0.0, 0.05)):
+        backward(growing, ON)
+        trainer.step(progress)
+        assert [group["lr"] for group in trainer.torch.param_groups] == pytest.approx([expected] * 4)
+
+
+def test_a_seed_without_gradients_stands_still() -> None:
+    growing, trainer = two_seeds("sgd")
+    before = [p.clone() for p in trainer.parameters("block2")]
+    backward(growing, {"block1": FULL})
+    assert trainer.step(0.0)["block2"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.parameters("block2"), strict=True))
+
+
+@pytest.mark.parametrize("shape", ["constant", "linear", "cosine"])
+def test_a_rate_warms_up_then_falls_to_its_final_share(shape: str) -> None:
+    curve = [rate(step / 1000, shape=shape, warmup=0.1, final=0.2) for step in range(1001)]
+    assert curve[0] == 0
+    assert curve[100] == 1
+    assert curve[-1] == pytest.approx(1.0 if shape == "constant" else 0.2)
+    assert curve[:101] == sorted(curve[:101])
+    assert curve[100:] == sorted(curve[100:], reverse=True)
+    assert rate(0.0, shape=shape) == 1
+
+
+def test_an_unknown_shape_of_the_rate_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"schedule\.shape=step: must be one of constant, linear, cosine"):
+        rate(0.5, shape="step")
+
+
+@pytest.mark.parametrize(("preset", "kind"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)])
+def test_the_presets_build(preset: str, kind: type[torch.optim.Optimizer]) -> None:
+    growing = model("cnn", 8)
+    trainer = load(f"optimizer/{preset}", model=growing)
+    assert isinstance(trainer.torch, kind)
+    backward(growing, {})
+    assert math.isfinite(trainer.step(0.5)[HOST].item())

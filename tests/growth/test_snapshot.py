@@ -1,0 +1,91 @@
+import pytest
+import torch
+
+from esper.growth import HOST, GrowingHost, GrowthOptimizer, restore, snapshot
+from esper.lifecycle import Blend
+from tests.growth.garden import BEHIND, FULL, all_equal, backward, model, optimizer, poison
+
+ON = {"block1": FULL, "block2": BEHIND}
+
+
+def grown(kind: str) -> tuple[GrowingHost, GrowthOptimizer]:
+    growing = model("cnn", 8)
+    trainer = optimizer(growing, kind)
+    for slot, blueprint, blend in (("block1", "conv_light", Blend.GATED), ("block2", "depthwise", Blend.ADD)):
+        growing.graft(slot, blueprint, blend, seed=3)
+        trainer.add(slot)
+    train(growing, trainer, 3)
+    return growing, trainer
+
+
+def train(growing: GrowingHost, trainer: GrowthOptimizer, steps: int) -> None:
+    for index in range(steps):
+        backward(growing, ON, index)
+        trainer.step(0.0)
+
+
+def contents(growing: GrowingHost, trainer: GrowthOptimizer) -> dict[str, torch.Tensor]:
+    result = {name: value.clone() for name, value in growing.state_dict().items()}
+    for name, parameter in growing.named_parameters():
+        for key, value in trainer.torch.state.get(parameter, {}).items():
+            result[f"{name}/{key}"] = value.clone()
+    return result
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_round_trip_is_bit_equal_and_training_goes_on_the_same(kind: str) -> None:
+    growing, trainer = grown(kind)
+    saved, before = snapshot(growing, trainer), contents(growing, trainer)
+    train(growing, trainer, 2)
+    after = contents(growing, trainer)
+    assert not all_equal(before, after)
+    restore(saved, growing, trainer)
+    assert all_equal(before, contents(growing, trainer))
+    train(growing, trainer, 2)
+    assert all_equal(after, contents(growing, trainer))
+    restore(saved, growing, trainer)  # the snapshot itself is as it was
+    assert all_equal(before, contents(growing, trainer))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_snapshot_shares_no_memory_with_what_it_was_taken_from_or_restored_to(kind: str) -> None:
+    growing, trainer = grown(kind)
+    saved = snapshot(growing, trainer)
+    restore(saved, growing, trainer)
+    held = [*saved.weights.values(), *(v for state in saved.optimizer.values() for v in state.values())]
+    live = [*growing.state_dict().values(), *(v for state in trainer.torch.state.values() for v in state.values())]
+    assert not {t.untyped_storage().data_ptr() for t in held} & {t.untyped_storage().data_ptr() for t in live}
+
+
+def test_restoring_brings_back_removed_seeds_and_drops_new_ones() -> None:
+    growing, trainer = grown("sgd")
+    saved, before = snapshot(growing, trainer), contents(growing, trainer)
+    for slot in ("block1", "block2"):
+        trainer.remove(slot)
+        growing.remove(slot)
+    growing.graft("block2", "norm", Blend.MULTIPLY, seed=4)
+    trainer.add("block2")
+    restore(saved, growing, trainer)
+    assert all_equal(before, contents(growing, trainer))
+    assert set(trainer.owners) == {HOST, "block1", "block2"}
+
+
+def test_only_the_seeds_that_are_to_be_kept_come_back() -> None:
+    growing, trainer = grown("sgd")
+    saved = snapshot(growing, trainer, keep=["block1"])
+    before = {name: value for name, value in contents(growing, trainer).items() if "block2" not in name}
+    poison(growing)
+    restore(saved, growing, trainer)
+    assert list(growing.seeds) == ["block1"]
+    assert trainer.owners == (HOST, "block1")
+    assert all_equal(before, contents(growing, trainer))
+
+
+def test_a_snapshot_is_plain_data(tmp_path: object) -> None:
+    growing, trainer = grown("adamw")
+    saved = snapshot(growing, trainer)
+    path = f"{tmp_path}/snapshot.pt"
+    torch.save({"seeds": saved.seeds, "weights": saved.weights, "optimizer": saved.optimizer}, path)
+    loaded = torch.load(path, weights_only=True)
+    assert loaded["seeds"] == saved.seeds == {"block1": ("conv_light", 2), "block2": ("depthwise", 0)}
+    assert all_equal(loaded["weights"], saved.weights)

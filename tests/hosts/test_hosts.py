@@ -1,0 +1,140 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.config import load
+from esper.hosts import CNNHost, Dropout, GPTHost, Host, Slot, parameter_count
+
+PRESETS = {
+    "cifar_baseline": 6_418,
+    "cifar_scale": 99_922,
+    "cifar_impaired": 77,
+    "cifar_minimal": 164,
+    "cifar_deep_impaired": 1_140,
+    "cifar_highres": 24_346,
+    "cifar_poc": 94_762,
+    "cifar_blind": 3_482,
+    "tinystories": 30_044_544,
+    "tinystories_small": 325_840,
+}
+SMALL_GPT = {
+    "vocabulary": 40, "channels": 16, "heads": 2, "layers": 4, "segments": 2, "block_size": 8, "dropout": 0.1,
+}  # fmt: skip
+SMALL_CNN = {
+    "blocks": 3, "channels": 4, "kernel": 3, "pools": 2, "pool_slots": True, "resolution": 16, "classes": 10,
+}  # fmt: skip
+
+
+def example(host: Host) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(host, GPTHost):
+        return torch.randint(40, (2, 8), generator=generator)
+    return torch.randn(2, 3, 16, 16, generator=generator)
+
+
+@pytest.mark.parametrize(("preset", "parameters"), PRESETS.items())
+def test_a_preset_has_its_number_of_parameters(preset: str, parameters: int) -> None:
+    with torch.device("meta"):
+        assert parameter_count(load(f"host/{preset}")) == parameters
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "tinystories"])
+@pytest.mark.parametrize("training", [True, False])
+def test_running_in_pieces_equals_running_whole_bit_for_bit(preset: str, training: bool) -> None:
+    host = load(f"host/{preset}", **({"resolution": 16} if preset.startswith("cifar") else {})).train(training)
+    x = example(host)
+    whole = host(x)
+    names = [slot.name for slot in host.slots]
+    for first in names:
+        at_first = host.run(x, stop=first)
+        assert at_first.shape[1 if host.topology == "cnn" else 2] == host.slot(first).channels
+        assert torch.equal(host.run(at_first, start=first), whole)
+        for second in names[names.index(first) :]:
+            assert torch.equal(host.run(host.run(at_first, first, second), start=second), whole)
+
+
+def test_slots_stand_behind_blocks_and_where_asked_behind_pools() -> None:
+    assert CNNHost(**SMALL_CNN).slots == (
+        Slot("block1", 4), Slot("pool1", 4), Slot("block2", 8), Slot("pool2", 8), Slot("block3", 16),
+    )  # fmt: skip
+    host = CNNHost(**{**SMALL_CNN, "pool_slots": False})
+    assert [slot.name for slot in host.slots] == ["block1", "block2", "block3"]
+    assert host.run(example(host), stop="block2").shape == (2, 8, 8, 8)  # before its pool
+
+
+def test_a_cnn_runs_in_channels_last() -> None:
+    host = CNNHost(**SMALL_CNN)
+    for slot in host.slots:
+        assert host.run(example(host), stop=slot.name).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_gpt_never_looks_ahead_and_ties_its_head() -> None:
+    host = GPTHost(**SMALL_GPT).eval()
+    tokens = example(host)
+    changed = tokens.clone()
+    changed[:, 5:] = (changed[:, 5:] + 1) % 40
+    assert torch.equal(host(tokens)[:, :5], host(changed)[:, :5])
+    assert not torch.equal(host(tokens)[:, 5:], host(changed)[:, 5:])
+    assert host.segments[-1][1].weight is host.segments[0][0].tokens.weight
+
+
+def test_a_new_gpt_predicts_every_token_about_equally() -> None:
+    torch.manual_seed(0)
+    host = GPTHost(**SMALL_GPT).eval()
+    tokens = example(host)
+    loss = nn.functional.cross_entropy(host(tokens).flatten(0, 1), (tokens.flatten() + 20) % 40)
+    assert loss.item() == pytest.approx(torch.tensor(40.0).log().item(), abs=0.1)
+
+
+def test_dropout_follows_its_own_generator_and_no_other() -> None:
+    host = GPTHost(**SMALL_GPT).train()
+
+    def run(seed: int) -> Tensor:
+        host.use_generator(torch.Generator().manual_seed(seed))
+        return host(example(host))
+
+    state = torch.get_rng_state()
+    first = run(1)
+    assert torch.equal(first, run(1))
+    assert not torch.equal(first, run(2))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_dropout_keeps_the_mean_and_is_off_in_evaluation() -> None:
+    dropout, x = Dropout(0.25), torch.ones(100_000)
+    dropout.generator = torch.Generator().manual_seed(0)
+    assert dropout(x).mean().item() == pytest.approx(1, abs=0.01)
+    assert (dropout(x) == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
+    assert dropout.eval()(x) is x
+
+
+def test_an_unknown_slot_and_a_run_backwards_are_refused() -> None:
+    host = CNNHost(**SMALL_CNN)
+    with pytest.raises(ValueError, match=r"slot=r0c0: CNNHost has no such slot; it has block1, pool1"):
+        host.run(example(host), stop="r0c0")
+    with pytest.raises(ValueError, match="slot block1 lies before slot block2; a host runs forwards only"):
+        host.run(example(host), start="block2", stop="block1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sentence"),
+    [
+        (CNNHost, {"blocks": 1}, r"host\.blocks=1: must be at least 2"),
+        (CNNHost, {"kernel": 2}, r"host\.kernel=2: must be odd"),
+        (CNNHost, {"pools": 4}, r"host\.pools=4: must be between 0 and host\.blocks=3"),
+        (CNNHost, {"pools": 3, "resolution": 4}, r"host\.pools=3: too many for images of 4 pixels"),
+        (GPTHost, {"heads": 3}, r"host\.heads=3: must divide host\.channels=16"),
+        (GPTHost, {"segments": 3}, r"host\.segments=3: must divide host\.layers=4"),
+        (GPTHost, {"dropout": 1.0}, r"host\.dropout=1\.0: must be at least 0 and below 1"),
+    ],
+)
+def test_an_impossible_host_is_refused_in_one_sentence(
+    kind: type[Host], changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        kind(**{**(SMALL_CNN if kind is CNNHost else SMALL_GPT), **changes})
+
+
+def test_a_text_longer_than_the_block_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a text of 9 tokens does not fit host\.block_size=8"):
+        GPTHost(**SMALL_GPT)(torch.zeros(1, 9, dtype=torch.long))
