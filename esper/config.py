@@ -5,6 +5,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
@@ -21,7 +22,10 @@ def load(preset: str, **changes: object) -> Any:
     if not (CONF / f"{preset}.yaml").is_file():
         known = ", ".join(sorted(f"{group}/{path.stem}" for path in (CONF / group).glob("*.yaml")))
         raise ValueError(f"preset={preset}: there is none of that name; there are {known or sorted(_groups())}.")
-    return instantiate(_compose(preset)[group], **changes, _partial_=False)
+    try:
+        return instantiate(_compose(preset)[group], **changes, _partial_=False)
+    except InstantiationException as error:  # Hydra's wrapper hides the sentence that says what is wrong
+        raise (error.__cause__ or error) from None
 
 
 def _compose(preset: str) -> DictConfig:

@@ -1,6 +1,6 @@
 """A host with its seeds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,7 +18,7 @@ from esper.seeding import seeded
 class Mode(Enum):
     """What part a seed plays in a forward pass."""
 
-    BEHIND = "behind"  # trains on the host's features at its target alpha; the host does not notice
+    BEHIND = "behind"  # takes no part, but trains as if it did at its target alpha; the host does not notice
     BLENDED = "blended"  # takes part at its alpha, and trains
     FADING = "fading"  # takes part at its alpha, and trains no more; the host's gradient still passes through it
 
@@ -48,16 +48,16 @@ def seed_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, S
     return result
 
 
-class _StraightThrough(torch.autograd.Function):
-    """Passes on `value`; sends the gradient at the slot to the host unchanged, and to the seed's output as well."""
+class _Isolated(torch.autograd.Function):
+    """Passes on the seed's output; the gradient at the slot goes to the seed, and unchanged to the host before it."""
 
     @staticmethod
-    def forward(ctx: object, host: Tensor, seed: Tensor, value: Tensor) -> Tensor:
-        return value.view_as(value)
+    def forward(ctx: object, host: Tensor, seed: Tensor) -> Tensor:
+        return seed.view_as(seed)
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        return gradient, gradient, None
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient
 
 
 class GrowingHost(nn.Module):
@@ -103,36 +103,68 @@ class GrowingHost(nn.Module):
         return found
 
     def forward(self, x: Tensor, settings: Settings, start: str | None = None, stop: str | None = None) -> Tensor:
-        """Run the host with its seeds as `settings` has them.
+        """Run the host with its seeds as `settings` has them; seeds behind the host take no part.
 
         From `start`, x is the features that arrive at that slot, before its seed; at `stop`, the result is likewise
         the features before that slot's seed. So a cached prefix can be continued with a seed switched on or off.
         """
-        names = [slot.name for slot in self.host.slots]
-        first = 0 if start is None else names.index(self.host.slot(start).name)
-        last = len(names) if stop is None else names.index(self.host.slot(stop).name)
         at = start
-        for name in names[first:last]:
+        for name in self._slots(start, stop):
             setting = settings.get(name)
-            if setting is not None and name in self.seeds:
+            if name in self.seeds and setting is not None and setting.mode is not Mode.BEHIND:
                 x = self._through(self.seed(name), self.host.run(x, at, name), setting)
                 at = name
         return self.host.run(x, at, stop)
 
+    def losses(
+        self, x: Tensor, settings: Settings, criterion: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The host's loss, and the loss of each seed behind it, by slot; the gradient of their sum trains them all.
+
+        A seed behind the host is trained on what the loss would be with it blended in at its target alpha: from the
+        detached features at its slot, the rest of the network is run once more with every weight but the seed's held
+        fixed, without dropout, and on copies of running statistics. So the host's values, gradients and noise are
+        bit-equal to those without the seed, even if it is not finite, and yet the seed feels how far it should go.
+        """
+        behind = [name for name in self._slots() if name in self.seeds and _mode(settings, name) is Mode.BEHIND]
+        features: dict[str, Tensor] = {}
+        at = None
+        for name in behind:
+            x = self(x, settings, at, name)
+            features[name] = x.detach()
+            at = name
+        host = criterion(self(x, settings, at))
+        return host, {name: criterion(self._as_if_blended(name, h, settings)) for name, h in features.items()}
+
+    def _as_if_blended(self, slot: str, h: Tensor, settings: Settings) -> Tensor:
+        """The output with the seed in `slot` blended in at its target alpha; only that seed can feel it."""
+        own = f"seeds.{slot}."
+        held = {name: p.detach() for name, p in self.named_parameters() if not name.startswith(own)}
+        held |= {name: buffer.clone() for name, buffer in self.named_buffers()}
+        blended = {**settings, slot: Setting(Mode.BLENDED, settings[slot].alpha)}
+        with self.host.without_dropout():
+            out: Tensor = functional_call(self, held, (h, blended, slot))
+        return out
+
+    def _slots(self, start: str | None = None, stop: str | None = None) -> list[str]:
+        """The slots from `start` on, up to but without `stop`."""
+        names = [slot.name for slot in self.host.slots]
+        first = 0 if start is None else names.index(self.host.slot(start).name)
+        last = len(names) if stop is None else names.index(self.host.slot(stop).name)
+        return names[first:last]
+
     def _through(self, seed: Seed, h: Tensor, setting: Setting) -> Tensor:
-        if setting.mode is Mode.BEHIND:
-            if not torch.is_grad_enabled():
-                return h
-            return _straight_through(h, seed(h.detach(), setting.alpha), h)
         inputs = h if self.coadapt else h.detach()
         if setting.mode is Mode.FADING:
             frozen = {name: parameter.detach() for name, parameter in seed.named_parameters()}
             out: Tensor = functional_call(seed, frozen, (inputs, setting.alpha))
         else:
             out = seed(inputs, setting.alpha)
-        return out if self.coadapt else _straight_through(h, out, out.detach())
+        if self.coadapt:
+            return out
+        isolated: Tensor = _Isolated.apply(h, out)  # type: ignore[no-untyped-call]
+        return isolated
 
 
-def _straight_through(host: Tensor, seed: Tensor, value: Tensor) -> Tensor:
-    out: Tensor = _StraightThrough.apply(host, seed, value)  # type: ignore[no-untyped-call]
-    return out
+def _mode(settings: Settings, slot: str) -> Mode | None:
+    return settings[slot].mode if slot in settings else None

@@ -1,6 +1,7 @@
 """What every host is: segments in order, with slots between them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,6 +58,18 @@ class Host(nn.Module):
         for module in self.modules():
             if isinstance(module, Dropout):
                 module.generator = generator
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Runs inside take no dropout and draw from no generator."""
+        active = [module for module in self.modules() if isinstance(module, Dropout) and module.training]
+        for module in active:
+            module.eval()
+        try:
+            yield
+        finally:
+            for module in active:
+                module.train()
 
     def _position(self, name: str) -> int:
         if name not in self._order:

@@ -22,15 +22,15 @@ BEHIND = Setting(Mode.BEHIND, 1.0)
 FULL = Setting(Mode.BLENDED, 1.0)
 
 
-def host(topology: str, channels: int) -> Host:
+def host(topology: str, channels: int, dropout: float) -> Host:
     torch.manual_seed(0)
     if topology == "cnn":
         return CNNHost(blocks=2, channels=channels, kernel=3, pools=2, pool_slots=False, resolution=16, classes=10)
-    return GPTHost(vocabulary=40, channels=channels, heads=4, layers=2, segments=2, block_size=12, dropout=0.0)
+    return GPTHost(vocabulary=40, channels=channels, heads=4, layers=2, segments=2, block_size=12, dropout=dropout)
 
 
-def model(topology: str, channels: int, *, coadapt: bool = True) -> GrowingHost:
-    return GrowingHost(host(topology, channels), coadapt=coadapt)
+def model(topology: str, channels: int, *, coadapt: bool = True, dropout: float = 0.0) -> GrowingHost:
+    return GrowingHost(host(topology, channels, dropout), coadapt=coadapt)
 
 
 def batch(topology: str, index: int = 0) -> tuple[Tensor, Tensor]:
@@ -45,11 +45,12 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
-def backward(growing: GrowingHost, settings: Settings, index: int = 0) -> Tensor:
+def backward(growing: GrowingHost, settings: Settings, index: int = 0) -> dict[str, Tensor]:
+    """One batch: gradients for host and seeds; returns the losses, the host's under "host"."""
     x, y = batch(growing.host.topology, index)
-    output = growing(x, settings)
-    loss(output, y).backward()
-    return output.detach()
+    own, behind = growing.losses(x, settings, lambda output: loss(output, y))
+    (own + sum(behind.values())).backward()
+    return {name: value.detach() for name, value in ({"host": own} | behind).items()}
 
 
 def optimizer(growing: GrowingHost, kind: str = "sgd") -> GrowthOptimizer:
@@ -57,8 +58,8 @@ def optimizer(growing: GrowingHost, kind: str = "sgd") -> GrowthOptimizer:
         "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4),
         "adamw": partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1, fused=True),
     }[kind]
-    schedule = partial(rate, shape="constant")
-    return GrowthOptimizer(growing, build=build, seed_lr=0.05, seed_weight_decay=0.0, clip=1.0, schedule=schedule)
+    schedule, seed_lr = partial(rate, shape="constant"), {"sgd": 0.05, "adamw": 0.01}[kind]
+    return GrowthOptimizer(growing, build=build, seed_lr=seed_lr, seed_weight_decay=0.0, clip=1.0, schedule=schedule)
 
 
 def poison(module: nn.Module) -> None:

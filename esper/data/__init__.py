@@ -1,0 +1,34 @@
+"""Data on the device: CIFAR-10, TinyStories and synthetic stand-ins, in three splits, as streams of batches."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from esper.data.images import ImageData
+from esper.data.store import DataError
+from esper.data.text import TextData
+
+
+class Stream(Protocol):
+    """Training batches without end."""
+
+    def next(self) -> tuple[Tensor, Tensor]: ...
+
+
+class Data(Protocol):
+    """What a host is trained, validated and tested on. Splits are called train, validation and test."""
+
+    name: str
+    kind: str  # images or text
+    device: torch.device
+
+    def size(self, split: str) -> int: ...
+
+    def stream(self, batch: int, generator: torch.Generator | None) -> Stream: ...
+
+    def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+
+
+__all__ = ["Data", "DataError", "ImageData", "Stream", "TextData"]

@@ -1,0 +1,73 @@
+"""python -m esper.data NAME: fetch and verify a data set ahead of time, and say what was found."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from esper.data import cifar10, tinystories
+from esper.data.images import Labelled
+from esper.data.store import DataError, directory
+
+
+def _cifar10(root: Path) -> str:
+    known, unseen = cifar10.read(root)
+    width = max(map(len, cifar10.CLASSES))
+    counts = [torch.bincount(part.labels, minlength=len(cifar10.CLASSES)) for part in (known, unseen)]
+    rows = [f"  {'class':<{width}}   train    test"]
+    rows += [f"  {name:<{width}}  {a:>6,}  {b:>6,}" for name, a, b in zip(cifar10.CLASSES, *counts, strict=True)]
+    rows.append(f"  {'all':<{width}}  {len(known):>6,}  {len(unseen):>6,}")
+    return "\n".join([f"cifar10: {len(known) + len(unseen):,} images of 32x32x3 in {root}", *rows, _channels(known)])
+
+
+def _channels(part: Labelled) -> str:
+    pixels = part.images.reshape(-1, 3)
+    values = torch.arange(256, dtype=torch.float64)
+    lines = []
+    histograms = [torch.bincount(pixels[:, channel].int(), minlength=256) / len(pixels) for channel in range(3)]
+    means = [(share * values).sum() for share in histograms]
+    stds = [(share * (values - mean) ** 2).sum().sqrt() for share, mean in zip(histograms, means, strict=True)]
+    for title, figures in (("mean", means), ("std", stds)):
+        lines.append(f"  train {title:<4} (red / green / blue): " + " / ".join(f"{figure:.2f}" for figure in figures))
+    return "\n".join(lines)
+
+
+def _tinystories(root: Path) -> str:
+    rows = [f"tinystories in {root}"]
+    for part, path in tinystories.find(root).items():
+        stories = tinystories.read(path)
+        size = sum(len(story.encode()) for story in stories)
+        count = f"{len(stories):>9,} stories" if len(stories) > 1 else f"{'no separators':>17}"
+        rows.append(f"  {part:<5}  {count}  {size:>13,} bytes of text  {path}")
+    return "\n".join(rows)
+
+
+SETS: dict[str, Callable[[Path], str]] = {"cifar10": _cifar10, "tinystories": _tinystories}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m esper.data", description="Fetch and verify data ahead of time.")
+    parser.add_argument("name", choices=[*SETS, "all"], help="which data set")
+    parser.add_argument(
+        "--root",
+        metavar="DIR",
+        help="where its files are, or should be put (default: $ESPER_DATA, or esper in your cache directory)",
+    )
+    chosen = parser.parse_args(arguments)
+    failed = False
+    for name in SETS if chosen.name == "all" else [chosen.name]:
+        try:
+            print(SETS[name](directory(chosen.root)))
+        except DataError as error:
+            failed = True
+            print(f"{name}: {error}", file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted; nothing was left half-made")

@@ -1,0 +1,148 @@
+"""Labelled images, resident on a device, and their batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.data.splits import Shuffle, stratified
+from esper.data.store import DataError
+
+SIDE = 32  # pixels of the images as they come
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """uint8 images [n, height, width, 3], of which convolutions like the batches best, and int64 labels [n]."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> "Labelled":
+        return Labelled(self.images[index], self.labels[index])
+
+
+class ImageOptions(TypedDict):
+    """What every set of images can be asked for."""
+
+    train: int | None  # images to train on, balanced over classes like the other splits; None is all that are left
+    validation: int
+    test: int
+    split_seed: int  # decides which images are held out for validation
+    resolution: int  # side to which the images are averaged down, in pixels
+    pad: int  # training batches are cropped at random after padding by so many pixels of the full resolution
+    flip: bool  # and mirrored at random
+    device: str | torch.device
+
+
+class ImageData:
+    """Train, validation and test images on one device; the options are those of ImageOptions.
+
+    Arguments:
+        name: of the data set that is really in use
+        known: images to train and validate on
+        unseen: images to test on
+        mean, std: of each channel, on the scale 0 to 1
+    """
+
+    kind = "images"
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        known: Labelled,
+        unseen: Labelled,
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+        train: int | None,
+        validation: int,
+        test: int,
+        split_seed: int,
+        resolution: int,
+        pad: int,
+        flip: bool,
+        device: str | torch.device,
+    ) -> None:
+        if resolution < 1 or SIDE % resolution:
+            allowed = ", ".join(str(side) for side in range(1, SIDE + 1) if SIDE % side == 0)
+            raise DataError(f"data.resolution={resolution}: must be one of {allowed}.")
+        if pad < 0:
+            raise DataError(f"data.pad={pad}: must be at least 0.")
+        self.name = name
+        self.classes = int(known.labels.max()) + 1
+        self.resolution = resolution
+        self.device = torch.device(device)
+        self._pad = pad * resolution // SIDE
+        self._flip = flip
+        self._mean = torch.tensor(mean, device=device) * 255
+        self._std = torch.tensor(std, device=device) * 255
+        held_out, rest = stratified(
+            known.labels, validation, train, seed=split_seed, keys=("data.validation", "data.train")
+        )
+        tested, _ = stratified(unseen.labels, test, None, seed=split_seed, keys=("data.test", "data.test"))
+        self.splits = {
+            "train": self._resident(known.take(rest)),
+            "validation": self._resident(known.take(held_out)),
+            "test": self._resident(unseen.take(tested)),
+        }
+        train_images = self.splits["train"].images
+        self._padded = F.pad(train_images, (0, 0, self._pad, self._pad, self._pad, self._pad))
+
+    def size(self, split: str) -> int:
+        return len(self.splits[split])
+
+    def stream(self, batch: int, generator: torch.Generator | None) -> "ImageStream":
+        """Training batches without end, augmented; all randomness comes from `generator`."""
+        return ImageStream(self, batch, generator)
+
+    def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass over a split in a fixed order, as it is; the last batch may be smaller."""
+        data = self.splits[split]
+        for start in range(0, len(data), batch):
+            yield self._normalised(data.images[start : start + batch]), data.labels[start : start + batch]
+
+    def augmented(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Training images [batch], each cropped and mirrored at random: float [batch, 3, side, side], and labels."""
+        side, count = torch.arange(self.resolution, device=index.device), len(index)
+
+        def draw(options: int) -> Tensor:
+            return torch.randint(options, (count, 1), generator=generator, device=index.device)
+
+        rows = draw(2 * self._pad + 1) + side
+        columns = draw(2 * self._pad + 1) + side
+        if self._flip:
+            columns = torch.where(draw(2) == 1, columns.flip(1), columns)
+        images = self._padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return self._normalised(images), self.splits["train"].labels[index]
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """uint8 [batch, height, width, 3] -> float32 [batch, 3, height, width] in channels_last."""
+        return images.to(torch.float32).sub_(self._mean).div_(self._std).permute(0, 3, 1, 2)
+
+    def _resident(self, data: Labelled) -> Labelled:
+        images = data.images
+        factor = images.shape[1] // self.resolution
+        if factor > 1:
+            means = F.avg_pool2d(images.permute(0, 3, 1, 2).float(), factor)
+            images = means.round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        return Labelled(images.to(self.device), data.labels.to(self.device))
+
+
+class ImageStream:
+    """Augmented training batches without end."""
+
+    def __init__(self, data: ImageData, batch: int, generator: torch.Generator | None) -> None:
+        self._data = data
+        self._generator = generator
+        self._shuffle = Shuffle(data.size("train"), batch, generator, data.device)
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """float32 images [batch, 3, side, side] in channels_last, and int64 labels [batch]"""
+        return self._data.augmented(self._shuffle.take(), self._generator)

@@ -1,0 +1,163 @@
+import pytest
+import torch
+
+from esper.config import load
+from esper.data import DataError, ImageData
+from esper.data.images import Labelled
+from esper.seeding import generator
+
+
+def labelled(count: int, seed: int) -> Labelled:
+    draws = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (count, 32, 32, 3), generator=draws, dtype=torch.uint8)
+    return Labelled(images, torch.arange(count) % 10)
+
+
+KNOWN, UNSEEN = labelled(500, 0), labelled(100, 1)
+
+
+def data(**changes: object) -> ImageData:
+    options = {
+        "train": 300, "validation": 100, "test": 50, "split_seed": 0, "resolution": 32, "pad": 4, "flip": True,
+        "device": "cpu",
+    }  # fmt: skip
+    mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+    return ImageData(name="noise", known=KNOWN, unseen=UNSEEN, mean=mean, std=std, **{**options, **changes})
+
+
+def rows(part: Labelled) -> set[bytes]:
+    return {image.numpy().tobytes() for image in part.images}
+
+
+def test_splits_are_balanced_and_disjoint() -> None:
+    splits = data().splits
+    for split, each in (("train", 30), ("validation", 10), ("test", 5)):
+        assert torch.bincount(splits[split].labels).tolist() == [each] * 10
+    assert not rows(splits["train"]) & rows(splits["validation"])
+    assert rows(splits["test"]) <= rows(UNSEEN)
+
+
+def test_splits_follow_from_their_seed_and_not_from_each_others_sizes() -> None:
+    one = data().splits
+    assert rows(data().splits["validation"]) == rows(one["validation"])
+    assert rows(data(split_seed=1).splits["validation"]) != rows(one["validation"])
+    assert rows(data(train=50).splits["validation"]) == rows(one["validation"])
+    assert rows(data(train=50).splits["train"]) < rows(one["train"])
+    assert rows(data(validation=50).splits["train"]) == rows(one["train"])
+
+
+def test_all_that_is_left_is_trained_on_where_no_size_is_given() -> None:
+    assert data(train=None).size("train") == 400
+
+
+def test_a_size_that_classes_cannot_share_evenly_is_shared_as_evenly_as_can_be() -> None:
+    assert sorted(torch.bincount(data(train=33).splits["train"].labels).tolist()) == [3] * 7 + [4] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train": 600}, r"data\.train=600: must be between 1 and 500"),
+        ({"validation": 0}, r"data\.validation=0: must be between 1 and 500"),
+        ({"test": 101}, r"data\.test=101: must be between 1 and 100"),
+        ({"train": 450}, r"data\.validation=100, data\.train=450: together they exceed 500 samples"),
+        ({"resolution": 20}, r"data\.resolution=20: must be one of 1, 2, 4, 8, 16, 32"),
+        ({"pad": -1}, r"data\.pad=-1: must be at least 0"),
+    ],
+)
+def test_impossible_options_are_refused_in_one_sentence(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        data(**changes)
+
+
+def test_a_stream_follows_from_its_own_generator_alone() -> None:
+    images = data()
+    one, same, other = (images.stream(64, generator("data", seed)) for seed in (1, 1, 2))
+    for _ in range(12):  # beyond one pass over the data
+        x, y = one.next()
+        torch.rand(3)
+        other_x, _ = other.next()
+        same_x, same_y = same.next()
+        assert torch.equal(x, same_x)
+        assert torch.equal(y, same_y)
+        assert not torch.equal(x, other_x)
+
+
+def test_a_stream_shows_every_image_once_in_a_pass() -> None:
+    images = data(train=200, pad=0, flip=False)
+    stream = images.stream(40, generator("data", 0))
+    first, second = ([stream.next()[0] for _ in range(5)] for _ in range(2))
+    everything, _ = next(images.batches("train", 200))
+
+    def ordered(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1).sum(1).sort().values
+
+    assert torch.equal(ordered(torch.cat(first)), ordered(everything))
+    assert torch.equal(ordered(torch.cat(second)), ordered(everything))
+    assert not torch.equal(torch.cat(first), torch.cat(second))
+
+
+def test_augmented_images_are_crops_of_the_padded_image_perhaps_mirrored() -> None:
+    images = data(train=10)
+    index = torch.arange(10).repeat(40)
+    x, y = images.augmented(index, generator("data", 0))
+    assert torch.equal(y, images.splits["train"].labels[index])
+    black = (0 - 127.5) / 63.75
+    source, _ = next(images.batches("train", 10))
+    padded = torch.nn.functional.pad(source, (4, 4, 4, 4), value=black)
+    crops = {
+        (row, column, mirrored): crop.flip(3) if mirrored else crop
+        for row in range(9)
+        for column in range(9)
+        for crop in (padded[:, :, row : row + 32, column : column + 32],)
+        for mirrored in (False, True)
+    }
+    seen = set()
+    for image, where in zip(x, index, strict=True):
+        (match,) = [place for place, crop in crops.items() if torch.allclose(image, crop[where])]
+        seen.add(match)
+    assert {row for row, _, _ in seen} == {column for _, column, _ in seen} == set(range(9))
+    assert {mirrored for _, _, mirrored in seen} == {False, True}
+
+
+def test_batches_are_normalised_in_channels_last_and_complete() -> None:
+    images = data(validation=90)
+    parts = list(images.batches("validation", 40))
+    assert [len(y) for _, y in parts] == [40, 40, 10]
+    x = torch.cat([x for x, _ in parts])
+    raw = images.splits["validation"].images.permute(0, 3, 1, 2).float()
+    torch.testing.assert_close(x, (raw / 255 - 0.5) / 0.25)
+    assert parts[0][0].is_contiguous(memory_format=torch.channels_last)
+    assert images.stream(8, None).next()[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_lower_resolution_averages_the_images() -> None:
+    full, half = data(), data(resolution=16)
+    means = full.splits["test"].images.float().unflatten(2, (16, 2)).unflatten(1, (16, 2)).mean((2, 4))
+    assert torch.equal(half.splits["test"].images, means.round().to(torch.uint8))
+    x, _ = half.stream(8, generator("data", 0)).next()
+    assert x.shape == (8, 3, 16, 16)
+
+
+@pytest.mark.parametrize("batch", [0, 301])
+def test_a_batch_larger_than_the_split_or_empty_is_refused(batch: int) -> None:
+    with pytest.raises(DataError, match=rf"batch={batch}: must be between 1 and the 300 samples of the training split"):
+        data().stream(batch, None)
+
+
+def test_streams_run_on_the_meta_device() -> None:
+    """A hidden CPU tensor or a read of a value would raise here."""
+    images = data()
+    images.splits["train"] = Labelled(*(t.to("meta") for t in (KNOWN.images[:300], KNOWN.labels[:300])))
+    images._padded, images._mean, images._std = (t.to("meta") for t in (images._padded, images._mean, images._std))
+    images.device = torch.device("meta")
+    x, y = images.stream(64, None).next()
+    assert (x.shape, y.shape, x.device.type) == ((64, 3, 32, 32), (64,), "meta")
+
+
+@pytest.mark.parametrize("preset", ["cifar10", "synthetic_images"])
+def test_the_presets_ask_for_what_loading_takes(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.data.cifar10.read", lambda root: (labelled(50_000, 0), labelled(10_000, 1)))
+    images = load(f"data/{preset}", resolution=8)
+    assert images.name == preset
+    assert images.size("train") >= 10_000

@@ -1,0 +1,213 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.config import load
+from esper.data import DataError, TextData, tinystories
+from esper.data.__main__ import main
+from esper.data.tokens import END, ByteTokenizer, learn
+from esper.seeding import generator
+
+KNOWN = [f"Story {n}: the cat número {n} sat on mat {n * 7}.\nIt was happy." for n in range(200)]
+UNSEEN = [f"Another story {n} about a dog." for n in range(40)]
+
+
+def data(**changes: object) -> TextData:
+    options = {
+        "train_bytes": None, "validation_bytes": 500, "test_bytes": None, "split_seed": 0, "vocabulary": 300,
+        "block_size": 16, "device": "cpu", "cache": None,
+    }  # fmt: skip
+    return TextData(name="cats", known=KNOWN, unseen=UNSEEN, **{**options, **changes})
+
+
+def stories_of(text: TextData, split: str) -> list[str]:
+    return text.tokenizer.decode(text.splits[split].tolist()).split(END)[:-1]
+
+
+@pytest.mark.parametrize("vocabulary", [257, 300])
+def test_a_text_survives_the_round_trip_and_each_token_knows_its_bytes(vocabulary: int) -> None:
+    tokenizer = learn(KNOWN, vocabulary)
+    for story, tokens in zip([*UNSEEN, "Ünknown ☃"], tokenizer.encode([*UNSEEN, "Ünknown ☃"]), strict=True):
+        assert tokenizer.decode(tokens) == story
+        assert sum(tokenizer.token_bytes()[token] for token in tokens) == len(story.encode())
+        assert tokenizer.end not in tokens
+    assert len(tokenizer.token_bytes()) == tokenizer.vocabulary == vocabulary
+    assert tokenizer.token_bytes()[tokenizer.end] == 0
+
+
+def test_257_tokens_are_plain_bytes_and_fewer_are_refused() -> None:
+    assert isinstance(learn(KNOWN, 257), ByteTokenizer)
+    with pytest.raises(DataError, match=r"data\.vocabulary=256: must be 257 \(plain bytes\) or more"):
+        learn(KNOWN, 256)
+
+
+def test_pairs_are_learned_from_the_training_split_alone() -> None:
+    odd = ["zqzqzqzqzqzq " * 50]
+    text = TextData(
+        name="cats", known=KNOWN, unseen=odd, cache=None, train_bytes=None, validation_bytes=500, test_bytes=None,
+        split_seed=0, vocabulary=300, block_size=16, device="cpu",
+    )  # fmt: skip
+    assert len(text.splits["test"]) == len(odd[0]) + 1  # not a pair of it is known
+
+
+def test_validation_stories_are_whole_and_kept_out_of_training() -> None:
+    text = data()
+    held_out, trained = stories_of(text, "validation"), stories_of(text, "train")
+    assert sorted(held_out + trained) == sorted(KNOWN)
+    assert sum(len(story.encode()) for story in held_out) >= 500
+    assert stories_of(data(), "validation") == held_out
+    assert stories_of(data(split_seed=1), "validation") != held_out
+    assert stories_of(text, "test") == UNSEEN
+
+
+def test_sizes_are_bytes_of_text() -> None:
+    text = data(train_bytes=1000, test_bytes=400)
+    assert sum(len(story.encode()) for story in stories_of(text, "train")) in (999, 1000)  # never half a character
+    assert stories_of(data(train_bytes=1000, vocabulary=257), "train") == stories_of(text, "train")
+    assert sum(len(story.encode()) for story in stories_of(text, "test")) == 400
+
+
+def test_blocks_follow_each_other_without_padding_and_targets_are_the_next_tokens() -> None:
+    text = data()
+    parts = list(text.batches("validation", 4))
+    x, y = (torch.cat(column) for column in zip(*parts, strict=True))
+    tokens = text.splits["validation"].long()
+    count = (len(tokens) - 1) // 16
+    assert x.shape == y.shape == (count, 16)
+    assert torch.equal(x.flatten(), tokens[: count * 16])
+    assert torch.equal(y.flatten(), tokens[1 : count * 16 + 1])
+
+
+def test_a_stream_follows_from_its_own_generator_and_covers_every_block() -> None:
+    text = data()
+    one, same = (text.stream(10, generator("data", 3)) for _ in range(2))
+    seen = []
+    for _ in range(text.size("train") // 10):
+        x, y = one.next()
+        assert torch.equal(x, same.next()[0])
+        assert torch.equal(x[:, 1:], y[:, :-1])
+        seen.append(x)
+    blocks, _ = next(text.batches("train", text.size("train")))
+    assert {tuple(b) for b in torch.cat(seen).tolist()} <= {tuple(b) for b in blocks.tolist()}
+    assert len(torch.cat(seen).unique(dim=0)) == len(torch.cat(seen))
+
+
+@pytest.mark.parametrize("vocabulary", [257, 300])
+def test_bits_per_byte_count_the_bytes_that_were_predicted(vocabulary: int) -> None:
+    text = data(vocabulary=vocabulary)
+    _, targets = next(text.batches("test", text.size("test")))
+    predicted = text.tokenizer.decode(targets.flatten().tolist()).replace(END, "")
+    nats = 1.7 * targets.numel()
+    expected = nats / 0.6931471805599453 / len(predicted.encode())
+    assert text.bits_per_byte("test", 1.7) == pytest.approx(expected, rel=1e-6)
+
+
+def test_tokens_are_cached_and_a_damaged_cache_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = data(cache=tmp_path)
+    (cached,) = tmp_path.iterdir()
+    with monkeypatch.context() as patched:
+        patched.setattr("esper.data.text.learn", None)  # a second load must not learn
+        again = data(cache=tmp_path)
+    assert torch.equal(first.splits["train"], again.splits["train"])
+    assert stories_of(again, "test") == UNSEEN
+    data(cache=tmp_path, vocabulary=301)
+    assert len(list(tmp_path.iterdir())) == 2
+    cached.write_bytes(b"damaged")
+    assert torch.equal(first.splits["train"], data(cache=tmp_path).splits["train"])
+    data(cache=tmp_path, vocabulary=257)
+    assert stories_of(data(cache=tmp_path, vocabulary=257), "test") == UNSEEN
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"validation_bytes": 0}, r"data\.validation_bytes=0: must be at least 1"),
+        ({"validation_bytes": 10**9}, r"data\.validation_bytes=1000000000: .* leave some of the 11,\d\d\d to train on"),
+        ({"train_bytes": 10**9}, r"data\.train_bytes=1000000000: must be between 1 and the 11,\d\d\d bytes there are"),
+        ({"test_bytes": 0}, r"data\.test_bytes=0: must be between 1"),
+        ({"block_size": 0}, r"data\.block_size=0: must be at least 1"),
+        ({"block_size": 5000}, r"tokens do not fill a block of 5000"),
+    ],
+)
+def test_impossible_options_are_refused_in_one_sentence(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        data(**changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with TinyStories as it comes: separators, blank lines, stray spaces."""
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path / "cache"))
+    monkeypatch.setattr(tinystories, "URL", f"{(tmp_path / 'offline').as_uri()}/{{}}")
+    (tmp_path / "root").mkdir()
+    train = f"\n{END}\n".join(story.replace("\n", " \n\n") for story in KNOWN)
+    (tmp_path / "root" / "train.txt").write_text(f"{train}\n{END}\n")
+    (tmp_path / "root" / "valid.txt").write_text("\n\n".join(UNSEEN))
+    return tmp_path / "root"
+
+
+def preset(root: Path | None, **changes: object) -> TextData:
+    return load("data/tinystories", root=root, validation_bytes=500, vocabulary=300, block_size=16, **changes)
+
+
+def test_local_files_are_read_without_blank_lines_and_never_written_to(folder: Path) -> None:
+    text = preset(folder)
+    assert text.name == "tinystories"
+    assert sorted(stories_of(text, "train") + stories_of(text, "validation")) == sorted(KNOWN)
+    assert stories_of(text, "test") == ["\n".join(UNSEEN)]
+    assert sorted(os.listdir(folder)) == ["train.txt", "valid.txt"]
+
+
+def test_only_as_much_of_the_file_is_read_as_is_needed(folder: Path) -> None:
+    text = preset(folder, train_bytes=1000)
+    assert sum(len(story.encode()) for story in stories_of(text, "train")) in (999, 1000)
+
+
+def test_files_are_downloaded_where_they_are_missing(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "offline").mkdir()
+    for part, official in tinystories.FILES.items():
+        (folder / f"{part}.txt").rename(tmp_path / "offline" / official)
+    assert stories_of(preset(None), "test") == ["\n".join(UNSEEN)]
+    assert sorted(os.listdir(tmp_path / "cache" / "tinystories")) == ["TinyStories-train.txt", "TinyStories-valid.txt"]
+
+
+def test_an_offline_machine_gets_one_sentence_and_keeps_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(DataError, match=r"TinyStories is not in .*cache and cannot be fetched: .* \(No such file"):
+        preset(None)
+    assert main(["tinystories"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert os.listdir(tmp_path / "cache") == []
+    fallen = preset(None, fallback=True)
+    assert fallen.name == "synthetic_stories"
+    assert "SYNTHETIC STORIES stand in" in caplog.text
+    assert sorted(os.listdir(folder)) == ["train.txt", "valid.txt"]
+
+
+def test_a_file_that_is_no_text_or_empty_is_refused(folder: Path) -> None:
+    (folder / "valid.txt").write_bytes(b"good \xff bad")
+    with pytest.raises(DataError, match=r"valid.txt is damaged: it is not text in UTF-8 \(byte 5\)"):
+        preset(folder)
+    (folder / "valid.txt").write_text(f"\n{END}\n\n")
+    with pytest.raises(DataError, match=r"valid.txt holds no stories"):
+        preset(folder)
+
+
+def test_the_command_tells_what_it_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tinystories", "--root", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:3] == ["train", "200", "stories"]
+    assert lines[2].split()[:3] == ["valid", "no", "separators"]
+
+
+def test_the_synthetic_stories_are_the_same_every_time_and_remember_what_they_tell() -> None:
+    one, other = (load("data/synthetic_stories") for _ in range(2))
+    assert one.name == "synthetic_stories"
+    assert torch.equal(one.splits["train"], other.splits["train"])
+    story = stories_of(one, "test")[0]
+    friend = story.split("a friend, the ")[1].split(".")[0]
+    assert story.count(friend) >= 3
+    assert not set(stories_of(one, "test")) & set(stories_of(one, "train"))
