@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-import shutil
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 
 from rich.console import Console
@@ -47,16 +47,13 @@ def directory(root: str | Path | None) -> Path:
 def partial(target: Path) -> Iterator[Path]:
     """A place beside `target` to make a file or directory, which takes the target's name only if all went well."""
     try:
-        workplace = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=target.parent) as workplace:
+            made = Path(workplace) / target.name
+            yield made
+            if not (made.is_dir() and target.is_dir()):  # another process may have been faster
+                made.replace(target)
     except OSError as error:
-        raise DataError(f"{target.parent} cannot be written to ({_reason(error)}).") from error
-    try:
-        made = workplace / target.name
-        yield made
-        if not (made.is_dir() and target.is_dir()):  # another process may have been faster
-            made.replace(target)
-    finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        raise DataError(f"{target} cannot be written ({_reason(error)}).") from error
 
 
 def download(url: str, target: Path, *, md5: str | None = None) -> None:
@@ -69,7 +66,7 @@ def download(url: str, target: Path, *, md5: str | None = None) -> None:
                 while chunk := answer.read(CHUNK):
                     file.write(chunk)
                     progress.advance(task, len(chunk))
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, HTTPException) as error:
         raise DataError(f"{url} could not be downloaded ({_reason(error)}).") from error
     if length and target.stat().st_size != int(length):
         raise DataError(f"{url} broke off after {target.stat().st_size:,} of {int(length):,} bytes.")
@@ -101,6 +98,6 @@ def _progress() -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: Exception) -> str:
     inner = error.reason if isinstance(error, urllib.error.URLError) else error
     return getattr(inner, "strerror", None) or str(inner)

@@ -47,19 +47,12 @@ def find(root: Path) -> dict[str, Path]:
 
 
 def _fetched(root: Path, official: str) -> Path:
-    target = root / "tinystories" / official
-    created = not target.parent.is_dir()
-    target.parent.mkdir(exist_ok=True)
     try:
-        with partial(target) as place:
+        with partial(root / official) as place:
             download(URL.format(official), place)
-    except BaseException as error:
-        if created:
-            target.parent.rmdir()
-        if isinstance(error, DataError):
-            raise DataError(f"TinyStories is not in {root} and cannot be fetched: {error}") from error
-        raise
-    return target
+    except DataError as error:
+        raise DataError(f"TinyStories is not in {root} and cannot be fetched: {error}") from error
+    return root / official
 
 
 def read(path: Path, most: int | None = None) -> list[str]:

@@ -1,7 +1,7 @@
 """One optimizer for a host and its seeds, with a parameter group for each seed."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,7 +90,7 @@ class GrowthOptimizer:
 
     def step(self, progress: float) -> dict[str, Tensor]:
         """Clip, step, and forget the gradients; returns each owner's gradient norm before clipping, on its device."""
-        norms = {owner: clip_grad_norm_(_with_gradient(self.parameters(owner)), self._clip) for owner in self.owners}
+        norms = {owner: self._clipped(self.parameters(owner)) for owner in self.owners}
         factor = self._schedule(progress)
         for group in self.torch.param_groups:
             group["lr"] = self._full_rate[group["owner"]] * factor
@@ -98,6 +98,7 @@ class GrowthOptimizer:
         self.torch.zero_grad(set_to_none=True)
         return norms
 
-
-def _with_gradient(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    return [parameter for parameter in parameters if parameter.grad is not None]
+    def _clipped(self, parameters: list[nn.Parameter]) -> Tensor:
+        if all(parameter.grad is None for parameter in parameters):  # torch would answer on the CPU
+            return torch.zeros((), device=parameters[0].device)
+        return clip_grad_norm_(parameters, self._clip)

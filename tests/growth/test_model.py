@@ -252,3 +252,18 @@ def test_a_blueprint_that_changes_the_shape_is_refused() -> None:
     x, _ = batch("cnn")
     with pytest.raises(ValueError, match=r"conv_light turned features \[8, 8, 16, 16\] into \[8, 8, 8, 8\]"):
         growing(x, {"block1": FULL})
+
+
+@each_topology
+def test_training_a_growing_host_reads_no_value_and_hides_no_cpu_tensor(topology: str) -> None:
+    """On the meta device either would raise."""
+    growing = grown(topology).to("meta")
+    growing.graft(growing.host.slots[1].name, TOPOLOGIES[topology][1], Blend.GATED, seed=1)
+    trainer = optimizer(growing)
+    x, y = (part.to("meta") for part in batch(topology))
+    settings = {MIDDLE[topology]: Setting(Mode.FADING, 0.5), growing.host.slots[1].name: BEHIND}
+    for _ in range(2):
+        own, behind = growing.losses(x, settings, lambda output: loss(output, y))
+        (own + sum(behind.values())).backward()
+        norms = trainer.step(0.0)
+    assert {norm.device.type for norm in norms.values()} == {"meta"}

@@ -1,0 +1,108 @@
+"""Grow a host by hand: train it, graft a seed, train the seed behind it, blend it in, keep it.
+
+    python examples/grow_by_hand.py                          CIFAR-10, about a minute on one core
+    python examples/grow_by_hand.py --data synthetic_images  nothing is downloaded
+
+The same host, on the same batches, is trained a second time without the seed.
+"""
+
+import argparse
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.blueprints import blueprints
+from esper.config import load
+from esper.data import Data, DataError
+from esper.growth import GrowingHost, Settings, seed_settings
+from esper.hosts import parameter_count
+from esper.lifecycle import ActionSpace, Blend, Measurements, Slots, Stage, apply, tick
+from esper.seeding import derive, generator, seeded
+
+
+def measure(model: GrowingHost, data: Data, settings: Settings, split: str = "validation") -> float:
+    """Accuracy in percent."""
+    model.eval()
+    with torch.no_grad():
+        hits = sum(int((model(x, settings).argmax(1) == y).sum()) for x, y in data.batches(split, 500))
+    model.train()
+    return 100 * hits / data.size(split)
+
+
+def action(space: ActionSpace, **names: str) -> Tensor:
+    """One environment's action from the names of its options; heads that are not named do not matter."""
+    options = [head.options.index(names.get(head.name, head.options[0])) for head in space.heads]
+    return torch.tensor([options])
+
+
+def run(chosen: argparse.Namespace, data: Data, grow: bool) -> None:
+    with seeded(derive("weights", chosen.seed)):
+        host = load(f"host/{chosen.host}")
+    model = GrowingHost(host, coadapt=True)
+    optimizer = load("optimizer/sgd", model=model)
+    stream = data.stream(64, generator("data", chosen.seed))
+    names = tuple(slot.name for slot in host.slots)
+    space = load("actions/core", slots=names, blueprints=tuple(blueprints(host.topology)))
+    rules = load("lifecycle/default", steps=chosen.steps)
+    slots, column = Slots.empty(1, len(names)), names.index(chosen.slot)
+    seed = {"slot": chosen.slot, "blueprint": chosen.blueprint, "blend": chosen.blend}
+    timed = {chosen.germinate: "GERMINATE", chosen.fossilize: "FOSSILIZE"} if grow else {}
+
+    print(f"\n{chosen.host} on {data.name}, {'with a seed' if grow else 'alone'}: {parameter_count(host):,} parameters")
+    print("batches  stage       alpha  seed's loss - host's loss  accuracy  without the seed")
+    for step in range(chosen.steps):
+        slots, events = apply(slots, action(space, op=timed.get(step, "WAIT"), **seed), space, rules)
+        if events.into(Stage.GERMINATED)[0, column]:
+            model.graft(chosen.slot, chosen.blueprint, Blend[chosen.blend], seed=derive("seed", chosen.seed))
+            optimizer.add(chosen.slot)
+        settings = seed_settings(slots, 0, names)
+        promise = []
+        for batch in range(chosen.batches):
+            x, y = stream.next()
+            loss, behind = model.losses(x, settings, partial(F.cross_entropy, target=y))
+            torch.stack([loss, *behind.values()]).sum().backward()
+            optimizer.step((step + batch / chosen.batches) / chosen.steps)
+            promise += [(own - loss).item() for own in behind.values()]
+        accuracy = measure(model, data, settings)
+        blended = slots.alpha[0, column] > 0
+        without = measure(model, data, {}) if blended else float("nan")
+        shown = Stage(int(slots.stage[0, column])).name
+        print(
+            f"{(step + 1) * chosen.batches:>7}  {shown:<10}  {slots.alpha[0, column]:>5.2f}  "
+            f"{f'{sum(promise) / len(promise):+.3f}' if promise else '-':>25}  {accuracy:>7.1f}%  "
+            f"{f'{without:>6.1f}%' if blended else '-':>16}"
+        )
+        contribution = torch.full_like(slots.alpha, torch.nan)
+        contribution[0, column] = accuracy - without
+        health = torch.where(slots.occupied, 1.0, torch.nan)
+        slots, _ = tick(slots, Measurements(contribution=contribution, health=health), space, rules)
+    final = measure(model, data, seed_settings(slots, 0, names), "test")
+    print(f"test accuracy {final:.1f}% with {parameter_count(model):,} parameters")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Grow a host by hand.")
+    parser.add_argument("--data", default="cifar10", choices=["cifar10", "synthetic_images"])
+    parser.add_argument("--host", default="cifar_baseline")
+    parser.add_argument("--slot", default="block2")
+    parser.add_argument("--blueprint", default="conv_light")
+    parser.add_argument("--blend", default="ADD", choices=[blend.name for blend in Blend])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batches", type=int, default=50, help="batches of 64 in a step")
+    parser.add_argument("--germinate", type=int, default=6, help="the step at which the seed germinates")
+    parser.add_argument("--fossilize", type=int, default=13, help="the step at which it is kept for good")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    try:
+        data = load(f"data/{chosen.data}")
+        for grow in (False, True):
+            run(chosen, data, grow)
+    except (DataError, ValueError) as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()
