@@ -2,29 +2,24 @@
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 
 class Residual(nn.Module):
     """x + branch(x), where the branch's last layer starts at zero.
 
     Nothing stands behind that layer, so its gradient is neither blocked by a non-linearity nor amplified by a
-    normalisation. With `recompute`, the branch is run again in backward instead of keeping its activations.
+    normalisation.
     """
 
-    def __init__(self, *branch: nn.Module, recompute: bool = False) -> None:
+    def __init__(self, *branch: nn.Module) -> None:
         super().__init__()
         self.branch = nn.Sequential(*branch)
-        self.recompute = recompute
         for parameter in branch[-1].parameters():
             nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.recompute and torch.is_grad_enabled():
-            change: Tensor = checkpoint(self.branch, x, use_reentrant=False)
-        else:
-            change = self.branch(x)
-        return x + change
+        out: Tensor = x + self.branch(x)
+        return out
 
 
 class FadedNorm(nn.Module):

@@ -46,11 +46,11 @@ def attention(channels: int, heads: int = 4) -> nn.Module:
 
 
 @register("transformer", "mlp_small", lambda d: 4 * d * d + 3 * d, "two layers, twice as wide inside")
-def mlp_small(channels: int, expansion: int = 2, recompute: bool = False) -> nn.Module:
+def mlp_small(channels: int, expansion: int = 2) -> nn.Module:
     hidden = expansion * channels
-    return Residual(nn.Linear(channels, hidden), nn.GELU(), nn.Linear(hidden, channels), recompute=recompute)
+    return Residual(nn.Linear(channels, hidden), nn.GELU(), nn.Linear(hidden, channels))
 
 
 @register("transformer", "mlp", lambda d: 8 * d * d + 5 * d, "two layers, four times as wide inside")
-def mlp(channels: int, expansion: int = 4, recompute: bool = False) -> nn.Module:
-    return mlp_small(channels, expansion, recompute)
+def mlp(channels: int, expansion: int = 4) -> nn.Module:
+    return mlp_small(channels, expansion)

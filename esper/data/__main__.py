@@ -1,6 +1,7 @@
 """python -m esper.data NAME: fetch and verify a data set ahead of time, and say what was found."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def _channels(part: Labelled) -> str:
 def _tinystories(root: Path) -> str:
     rows = [f"tinystories in {root}"]
     for part, path in tinystories.find(root).items():
-        stories = tinystories.read(path)
+        stories = tinystories.read(path, separated=part == "train")
         size = sum(len(story.encode()) for story in stories)
         count = f"{len(stories):>9,} stories" if len(stories) > 1 else f"{'no separators':>17}"
         rows.append(f"  {part:<5}  {count}  {size:>13,} bytes of text  {path}")
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half-made is removed
     try:
         sys.exit(main())
     except KeyboardInterrupt:

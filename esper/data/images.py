@@ -83,10 +83,9 @@ class ImageData:
         self._flip = flip
         self._mean = torch.tensor(mean, device=device) * 255
         self._std = torch.tensor(std, device=device) * 255
-        held_out, rest = stratified(
-            known.labels, validation, train, seed=split_seed, keys=("data.validation", "data.train")
-        )
-        tested, _ = stratified(unseen.labels, test, None, seed=split_seed, keys=("data.test", "data.test"))
+        sizes = {"seed": split_seed, "classes": self.classes}
+        held_out, rest = stratified(known.labels, validation, train, keys=("data.validation", "data.train"), **sizes)
+        tested, _ = stratified(unseen.labels, test, None, keys=("data.test", "data.test"), **sizes)
         self.splits = {
             "train": self._resident(known.take(rest)),
             "validation": self._resident(known.take(held_out)),

@@ -8,14 +8,13 @@ from esper.seeding import generator
 
 
 def stratified(
-    labels: Tensor, first: int, second: int | None, *, seed: int, keys: tuple[str, str]
+    labels: Tensor, first: int, second: int | None, *, classes: int, seed: int, keys: tuple[str, str]
 ) -> tuple[Tensor, Tensor]:
     """Two disjoint, class-balanced sets of indices into `labels` [n]; a `second` of None takes all that is left.
 
     Both come from one shuffled order of each class, the first from its front and the second from its end, so that the
     size of one set does not change what is in the other. `keys` name the two sizes in messages.
     """
-    classes = int(labels.max()) + 1
     order = torch.randperm(len(labels), generator=generator("split", seed))
     by_class = [order[labels[order] == index] for index in range(classes)]
     smallest = min(len(members) for members in by_class)

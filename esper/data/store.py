@@ -25,8 +25,8 @@ class DataError(Exception):
 def cache() -> Path:
     """esper's own directory for data: ESPER_DATA, or `esper` in the user's cache."""
     if own := os.environ.get("ESPER_DATA"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "esper"
+        return Path(os.path.expanduser(own))
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "esper"
 
 
 def directory(root: str | Path | None) -> Path:
@@ -37,7 +37,7 @@ def directory(root: str | Path | None) -> Path:
         except OSError as error:
             raise DataError(f"The data directory {cache()} cannot be made ({_reason(error)}).") from error
         return cache()
-    path = Path(root).expanduser()
+    path = Path(os.path.expanduser(root))
     if not path.is_dir():
         raise DataError(f"root={root}: there is no such directory.")
     return path

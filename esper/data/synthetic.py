@@ -18,7 +18,10 @@ from esper.data.images import SIDE, ImageData, ImageOptions, Labelled
 from esper.data.text import TextData, TextOptions
 from esper.seeding import derive, generator
 
-KNOWN, UNSEEN = 12_000, 2_000  # images there are to train and validate on, and to test on
+KNOWN, UNSEEN = (
+    12_000,
+    2_000,
+)  # images there are to train and validate on, and to test on; more where more are asked for
 STORIES_KNOWN, STORIES_UNSEEN = 6_000, 600
 WIDE, NARROW = 10.0, 5.0  # pixels of a period
 NOISE = 0.25  # standard deviation of each pixel, on the scale 0 to 1
@@ -76,14 +79,15 @@ TEXTURES: dict[str, Callable[[_Canvas], Tensor]] = {  # a class each; none turns
 
 def images(**options: Unpack[ImageOptions]) -> ImageData:
     """Ten classes of textures, 32x32x3."""
-    known, unseen = _drawn("known", KNOWN), _drawn("unseen", UNSEEN)
+    known = _drawn("known", max(KNOWN, (options["train"] or 0) + options["validation"]))
+    unseen = _drawn("unseen", max(UNSEEN, options["test"]))
     return ImageData(name="synthetic_images", known=known, unseen=unseen, mean=MEAN, std=STD, **options)
 
 
 @cache
 def _drawn(purpose: str, count: int) -> Labelled:
     draws = generator(f"synthetic images, {purpose}", 0)
-    each = count // len(TEXTURES)
+    each = math.ceil(count / len(TEXTURES))
     canvas = _Canvas(each, draws)
     parts = []
     for texture in TEXTURES.values():
@@ -97,7 +101,7 @@ def _drawn(purpose: str, count: int) -> Labelled:
 
 def stories(**options: Unpack[TextOptions]) -> TextData:
     """Short stories of a few dozen words' vocabulary."""
-    known, unseen = _told("known", STORIES_KNOWN), _told("unseen", STORIES_UNSEEN)
+    known, unseen = _told("known", STORIES_KNOWN), _told("unseen", STORIES_UNSEEN)  # sizes are "at most"
     return TextData(name="synthetic_stories", known=known, unseen=unseen, cache=None, **options)
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import math
 import pickle
-import random
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,17 +14,19 @@ from torch import Tensor
 from esper.data.splits import Shuffle
 from esper.data.store import DataError, partial, working
 from esper.data.tokens import Tokenizer, from_state, learn
-from esper.seeding import derive
 
 AT_ONCE = 1_000  # stories that are encoded together; more only take memory
+
+
+HELD_OUT = 10  # one story in so many is kept out of training
 
 
 class TextOptions(TypedDict):
     """What every set of stories can be asked for. Sizes are in bytes of text, so they do not depend on the tokens."""
 
-    train_bytes: int | None  # None is all that are left
-    validation_bytes: int
-    test_bytes: int | None  # None is all there are
+    train_bytes: int | None  # at most; None is all there are, of nine in ten stories
+    validation_bytes: int | None  # likewise, of the others
+    test_bytes: int | None
     split_seed: int  # decides which stories are held out for validation
     vocabulary: int  # most tokens: 257 is plain bytes, more are byte pairs learned from the training text
     block_size: int  # tokens of context
@@ -52,7 +53,7 @@ class TextData:
         unseen: Sequence[str],
         cache: Path | None,
         train_bytes: int | None,
-        validation_bytes: int,
+        validation_bytes: int | None,
         test_bytes: int | None,
         split_seed: int,
         vocabulary: int,
@@ -64,10 +65,11 @@ class TextData:
         self.name = name
         self.block_size = block_size
         self.device = torch.device(device)
-        held_out, rest = _held_out(known, validation_bytes, split_seed)
         stories = {
-            "train": _first(rest, train_bytes, "data.train_bytes"),
-            "validation": held_out,
+            "train": _first([s for s in known if not _held_out(s, split_seed)], train_bytes, "data.train_bytes"),
+            "validation": _first(
+                [s for s in known if _held_out(s, split_seed)], validation_bytes, "data.validation_bytes"
+            ),
             "test": _first(unseen, test_bytes, "data.test_bytes"),
         }
         self.tokenizer, tokens = _tokenised(stories, vocabulary, cache)
@@ -77,7 +79,7 @@ class TextData:
         self._bytes_per_token = {}
         for split, ids in tokens.items():
             if self.size(split) < 1:
-                raise DataError(f"data.{split}_bytes: {len(ids):,} tokens do not fill a block of {block_size}.")
+                raise DataError(f"data.block_size={block_size}: the {split} split has only {len(ids):,} tokens.")
             targets = ids[1 : self.size(split) * block_size + 1].long()
             self._bytes_per_token[split] = token_bytes[targets].sum().item() / len(targets)
 
@@ -118,36 +120,24 @@ class TextStream:
         return self._data.blocks("train", self._shuffle.take())
 
 
-def _held_out(stories: Sequence[str], size: int, seed: int) -> tuple[list[str], list[str]]:
-    """Whole stories of at least `size` bytes in all, chosen by the seed, and the rest in their order."""
-    order = list(range(len(stories)))
-    random.Random(derive("split", seed)).shuffle(order)
-    taken, chosen = 0, set()
-    for index in order:
-        if taken >= size:
-            break
-        chosen.add(index)
-        taken += len(stories[index].encode())
-    if size < 1 or taken < size or len(chosen) == len(stories):
-        there = sum(len(story.encode()) for story in stories)
-        raise DataError(
-            f"data.validation_bytes={size}: must be at least 1, and leave some of the {there:,} to train on."
-        )
-    return [stories[index] for index in sorted(chosen)], [s for index, s in enumerate(stories) if index not in chosen]
+def _held_out(story: str, seed: int) -> bool:
+    """Whether a story is for validation. It is decided by its own text, so it does not depend on what else is read."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{story}".encode(), digest_size=8).digest()) % HELD_OUT == 0
 
 
-def _first(stories: Sequence[str], size: int | None, key: str) -> list[str]:
-    """Stories from the front, the last one cut, so that they have `size` bytes in all; None is all of them."""
-    if size is None:
+def _first(stories: Sequence[str], most: int | None, key: str) -> list[str]:
+    """Stories from the front, the last one cut, so that they have at most `most` bytes in all; None is all of them."""
+    if most is None:
         return list(stories)
-    left, result = size, []
+    if most < 1:
+        raise DataError(f"{key}={most}: must be at least 1, or null for all there are.")
+    left, result = most, []
     for story in stories:
+        content = story.encode()
+        result.append(content[:left].decode(errors="ignore"))
+        left -= len(content)
         if left <= 0:
             break
-        result.append(story.encode()[:left].decode(errors="ignore"))
-        left -= len(story.encode())
-    if size < 1 or left > 0:
-        raise DataError(f"{key}={size}: must be between 1 and the {size - left:,} bytes there are.")
     return result
 
 
@@ -159,8 +149,8 @@ def _tokenised(
     if path and path.is_file():
         try:
             saved = torch.load(path, weights_only=True)
-            return from_state(saved["tokenizer"]), saved["tokens"]
-        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, OSError):
+            return from_state(saved["tokenizer"]), {split: saved["tokens"][split] for split in stories}
+        except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, OSError):
             pass  # a damaged cache is made again
     with working("turning text into tokens"):
         tokenizer = learn(stories["train"], vocabulary)
@@ -186,4 +176,4 @@ def _ids(tokenizer: Tokenizer, stories: Sequence[str]) -> Tensor:
         for encoded in tokenizer.encode(stories[start : start + AT_ONCE]):
             ids.extend(encoded)
             ids.append(tokenizer.end)
-    return torch.tensor(ids, dtype=torch.int32)
+    return torch.frombuffer(ids, dtype=torch.int32).clone() if ids else torch.empty(0, dtype=torch.int32)

@@ -6,11 +6,13 @@ from typing import Unpack
 
 from esper.data import synthetic
 from esper.data.store import DataError, directory, download, partial
-from esper.data.text import TextData, TextOptions
+from esper.data.text import HELD_OUT, TextData, TextOptions
 from esper.data.tokens import END
 
 URL = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/{}"
 FILES = {"train": "TinyStories-train.txt", "valid": "TinyStories-valid.txt"}
+
+LOOK_AT = 1 << 20  # bytes of a new file in which a separator must stand
 
 log = logging.getLogger(__name__)
 
@@ -24,16 +26,21 @@ def load(*, root: str | None, fallback: bool, **options: Unpack[TextOptions]) ->
     """
     try:
         places = find(directory(root))
-        enough = None
-        if options["train_bytes"] is not None:  # blank lines and separators take room in the file, too
-            enough = 2 * (options["train_bytes"] + options["validation_bytes"])
-        known, unseen = read(places["train"], enough), read(places["valid"])
+        known, unseen = read(places["train"], _enough(options), separated=True), read(places["valid"])
     except DataError as error:
         if not fallback:
             raise
         log.warning("%s SYNTHETIC STORIES stand in (data.fallback=true); nothing here is about TinyStories.", error)
         return synthetic.stories(**options)
     return TextData(name="tinystories", known=known, unseen=unseen, cache=directory(None), **options)
+
+
+def _enough(options: TextOptions) -> int | None:
+    """How many bytes of the training file hold as much text as is asked for, generously; None is the whole file."""
+    train, validation = options["train_bytes"], options["validation_bytes"]
+    if train is None or validation is None:
+        return None
+    return 2 * (train + HELD_OUT * validation)
 
 
 def find(root: Path) -> dict[str, Path]:
@@ -47,16 +54,23 @@ def find(root: Path) -> dict[str, Path]:
 
 
 def _fetched(root: Path, official: str) -> Path:
+    url = URL.format(official)
     try:
         with partial(root / official) as place:
-            download(URL.format(official), place)
+            download(url, place)
+            with place.open("rb") as file:
+                if END.encode() not in file.read(LOOK_AT):
+                    raise DataError(f"what {url} sent is not TinyStories.")
     except DataError as error:
         raise DataError(f"TinyStories is not in {root} and cannot be fetched: {error}") from error
     return root / official
 
 
-def read(path: Path, most: int | None = None) -> list[str]:
-    """The stories of a file, or of its first `most` bytes, without blank lines; a file without separators is one."""
+def read(path: Path, most: int | None = None, separated: bool = False) -> list[str]:
+    """The stories of a file, or of its first `most` bytes, without blank lines.
+
+    A file without separators is one story; it is refused where `separated` stories are needed.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(-1 if most is None else most)
@@ -69,4 +83,6 @@ def read(path: Path, most: int | None = None) -> list[str]:
     stories = [story for story in stories if story]
     if not stories:
         raise DataError(f"{path} holds no stories.")
+    if separated and len(stories) == 1:
+        raise DataError(f"{path} is not used: its stories are not separated by {END}.")
     return stories

@@ -1,7 +1,7 @@
 """Hosts that grow: seeds grafted, trained behind the host, blended, removed."""
 
 from esper.growth.model import GrowingHost, Mode, Setting, Settings, seed_settings
-from esper.growth.optimizer import HOST, GrowthOptimizer, rate
+from esper.growth.optimizer import HOST, GrowthOptimizer, Schedule
 from esper.growth.seed import Seed
 from esper.growth.snapshot import Snapshot, restore, snapshot
 
@@ -10,11 +10,11 @@ __all__ = [
     "GrowingHost",
     "GrowthOptimizer",
     "Mode",
+    "Schedule",
     "Seed",
     "Setting",
     "Settings",
     "Snapshot",
-    "rate",
     "restore",
     "seed_settings",
     "snapshot",

@@ -20,14 +20,28 @@ SHAPES: dict[str, Callable[[float], float]] = {  # from 1 at time 0 down to 0 at
 }
 
 
-def rate(progress: float, *, shape: str, warmup: float = 0.0, final: float = 0.0) -> float:
-    """The learning rate's factor at `progress` in [0, 1] of an episode: up from 0 during `warmup`, then to `final`."""
-    if shape not in SHAPES:
-        raise ValueError(f"schedule.shape={shape}: must be one of {', '.join(SHAPES)}.")
-    if progress < warmup:
-        return progress / warmup
-    t = min(1.0, (progress - warmup) / (1 - warmup)) if warmup < 1 else 1.0
-    return final + (1 - final) * SHAPES[shape](t)
+class Schedule:
+    """The learning rates' factor over an episode.
+
+    Arguments:
+        shape: how it falls after the warm-up: constant, linear or cosine
+        warmup: share of the episode in which it rises from 0 to 1
+        final: where it ends
+    """
+
+    def __init__(self, *, shape: str, warmup: float, final: float) -> None:
+        if shape not in SHAPES:
+            raise ValueError(f"optimizer.schedule.shape={shape}: must be one of {', '.join(SHAPES)}.")
+        for key, value in (("warmup", warmup), ("final", final)):
+            if not 0 <= value < 1:
+                raise ValueError(f"optimizer.schedule.{key}={value}: must be at least 0 and below 1.")
+        self._fall, self._warmup, self._final = SHAPES[shape], warmup, final
+
+    def __call__(self, progress: float) -> float:
+        """The factor at `progress` in [0, 1]."""
+        if progress < self._warmup:
+            return progress / self._warmup
+        return self._final + (1 - self._final) * self._fall((progress - self._warmup) / (1 - self._warmup))
 
 
 class GrowthOptimizer:

@@ -39,7 +39,7 @@ def _multiply(seed: "Seed", h: Tensor, s: Tensor, alpha: float) -> Tensor:
 
 def _gated(seed: "Seed", h: Tensor, s: Tensor, alpha: float) -> Tensor:
     assert seed.gate is not None
-    return torch.lerp(h, s, alpha * seed.gate(h))
+    return torch.lerp(h, s, alpha * seed.gate(h).to(h.dtype))
 
 
 OPERATORS: dict[Blend, Callable[["Seed", Tensor, Tensor, float], Tensor]] = {
@@ -60,7 +60,7 @@ class Seed(nn.Module):
         self.gate = Gate(channels, topology) if blend is Blend.GATED else None
 
     def forward(self, h: Tensor, alpha: float) -> Tensor:
-        s = self.body(h)
+        s = self.body(h).to(h.dtype)  # under autocast, a layer may answer in another precision
         if s.shape != h.shape:
             raise ValueError(f"blueprint {self.blueprint} turned features {list(h.shape)} into {list(s.shape)}.")
         return OPERATORS[self.blend](self, h, s, alpha)

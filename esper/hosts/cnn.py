@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.host import Host, Slot
+from esper.hosts.host import Host, Slot, at_least_one
 
 
 class ChannelsLast(nn.Module):
@@ -48,6 +48,7 @@ class CNNHost(Host):
     def __init__(
         self, *, blocks: int, channels: int, kernel: int, pools: int, pool_slots: bool, resolution: int, classes: int
     ) -> None:
+        at_least_one(channels=channels, resolution=resolution, classes=classes)
         if blocks < 2:
             raise ValueError(f"host.blocks={blocks}: must be at least 2.")
         if kernel % 2 == 0 or kernel < 1:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.hosts.host import Dropout, Host, Slot
+from esper.hosts.host import Dropout, Host, Slot, at_least_one
 
 INIT_STD = 0.02  # GPT-2's
 
@@ -81,9 +81,17 @@ class GPTHost(Host):
     def __init__(
         self, *, vocabulary: int, channels: int, heads: int, layers: int, segments: int, block_size: int, dropout: float
     ) -> None:
+        at_least_one(
+            vocabulary=vocabulary,
+            channels=channels,
+            heads=heads,
+            layers=layers,
+            segments=segments,
+            block_size=block_size,
+        )
         if channels % heads:
             raise ValueError(f"host.heads={heads}: must divide host.channels={channels}.")
-        if segments < 1 or layers % segments:
+        if layers % segments:
             raise ValueError(f"host.segments={segments}: must divide host.layers={layers}.")
         embedding = Embedding(vocabulary, channels, block_size, dropout)
         head = nn.Linear(channels, vocabulary, bias=False)

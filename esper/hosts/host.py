@@ -94,6 +94,13 @@ class Dropout(nn.Module):
         return x * torch.empty_like(x).bernoulli_(keep, generator=self.generator).div_(keep)
 
 
+def at_least_one(**sizes: int) -> None:
+    """Refuse a host with a size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"host.{name}={size}: must be at least 1.")
+
+
 def parameter_count(module: nn.Module) -> int:
     """Every parameter once, also where modules share it."""
     return sum(parameter.numel() for parameter in module.parameters())

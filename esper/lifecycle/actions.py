@@ -118,6 +118,12 @@ class ActionSpace:
         self.heads: tuple[Head, ...] = tuple(head for head in table if head.name in heads)
         if self.heads[0].name != "op":
             raise ValueError(f"actions.heads={list(heads)}: op must be among them.")
+        if "slot" not in heads and len(slots) > 1:
+            raise ValueError(f"actions.heads={list(heads)}: slot must be among them where there is more than one.")
+        if Op.SET_ALPHA not in self.ops and ("alpha_target" in heads or fixed.get("alpha_target") != "FULL"):
+            raise ValueError(
+                "actions.fixed.alpha_target: must be FULL without SET_ALPHA, or seeds could get stuck below."
+            )
         self.auto_advance: bool = Op.ADVANCE not in self.ops
         self._table: tuple[Head, ...] = tuple(table)
         self._fixed: dict[str, int] = {head.name: self._fixed_option(head, fixed) for head in table[1:]}

@@ -1,5 +1,6 @@
 """The rules that hold for a run: what a seed must show to leave a stage, and when a slot may be used."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,11 @@ class Gate:
     full_alpha: bool = False  # alpha rests at 1
     health: float | None = None  # at least
     contribution: float | None = None  # at least; -inf means "measured, whatever it is"
+
+    def __post_init__(self) -> None:
+        for key, value in (("health", self.health), ("contribution", self.contribution)):
+            if value is not None and math.isnan(value):
+                raise ValueError(f"lifecycle.gates: {key}=nan: must be a number, or null for no demand.")
 
 
 class Rules:

@@ -3,13 +3,14 @@ from pathlib import Path
 import pytest
 
 from esper.data import cifar10
-from tests.data.files import PER_BATCH
+from tests.data.files import PER_BATCH, channel_means
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty data directory, and a CIFAR-10 that cannot be fetched from anywhere unless the test says so."""
     monkeypatch.setattr(cifar10, "PER_BATCH", PER_BATCH)
+    monkeypatch.setattr(cifar10, "CHANNEL_MEANS", channel_means())
     monkeypatch.setattr(cifar10, "URL", (tmp_path / "offline" / cifar10.ARCHIVE).as_uri())
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("ESPER_DATA", str(tmp_path / "data"))

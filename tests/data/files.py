@@ -23,6 +23,11 @@ def batches() -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
+def channel_means() -> dict[str, tuple[float, ...]]:
+    pixels = np.stack([part for part, _ in batches()]).reshape(len(cifar10.BATCHES), PER_BATCH, 3, 1024).astype(float)
+    return {"train": tuple(pixels[:5].mean((0, 1, 3))), "test": tuple(pixels[5:].mean((0, 1, 3)))}
+
+
 def write_binary(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, (pixels, labels) in zip(cifar10.BATCHES, batches(), strict=True):

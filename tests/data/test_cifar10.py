@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.config import load
 from esper.data import DataError, cifar10
 from esper.data.__main__ import main
 from esper.data.images import Labelled
@@ -128,9 +129,10 @@ def test_a_binary_file_of_the_wrong_size_is_refused(small: Path, length: int) ->
 
 def test_a_missing_batch_is_named(small: Path) -> None:
     write_pickles(small)
-    (small / "test_batch").unlink()
-    with pytest.raises(DataError, match=r"test_batch cannot be read \(No such file or directory\)"):
-        cifar10.read(small)
+    for name in ("test_batch", "data_batch_1"):
+        (small / name).unlink()
+        with pytest.raises(DataError, match=rf"{name} cannot be read \(No such file or directory\)"):
+            cifar10.read(small)
 
 
 def test_a_truncated_pickle_is_refused(small: Path) -> None:
@@ -168,18 +170,26 @@ def test_a_pickle_of_something_else_is_refused(small: Path) -> None:
         cifar10.read(small)
 
 
-def test_a_label_out_of_range_is_refused(small: Path) -> None:
+@pytest.mark.parametrize(("batch", "part"), [("data_batch_5", "train"), ("test_batch", "test")])
+def test_files_of_the_right_size_with_the_wrong_content_are_refused(small: Path, batch: str, part: str) -> None:
     write_binary(small)
-    path = small / "data_batch_5.bin"
-    path.write_bytes(b"\x0b" + path.read_bytes()[1:])
-    with pytest.raises(DataError, match=r"data_batch_5 in .* has the label 11; CIFAR-10's are 0 to 9"):
+    path = small / f"{batch}.bin"
+    good = path.read_bytes()
+    for label in (b"\x0b", b"\x01"):
+        path.write_bytes(label + good[1:])
+        with pytest.raises(DataError, match=f"is damaged: its {part} images per label are"):
+            cifar10.read(small)
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(DataError, match=f"is damaged: the mean of its {part} images is"):
         cifar10.read(small)
 
 
 def test_loading_names_the_data_that_is_really_used(small: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match="cannot be fetched"):
         cifar10.load(root=None, fallback=False, **OPTIONS)
-    assert cifar10.load(root=None, fallback=True, **OPTIONS).name == "synthetic_images"
+    fallen = load("data/cifar10", fallback=True, resolution=8)
+    assert fallen.name == "synthetic_images"
+    assert [fallen.size(split) for split in ("train", "validation", "test")] == [45_000, 5_000, 10_000]
     assert "SYNTHETIC IMAGES stand in (data.fallback=true)" in caplog.text
     write_binary(small)
     data = cifar10.load(root=None, fallback=True, **OPTIONS)

@@ -92,7 +92,7 @@ def test_a_directory_that_is_missing_or_cannot_be_made_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    for wrong in (tmp_path / "nowhere", tmp_path / "file"):
+    for wrong in (tmp_path / "nowhere", tmp_path / "file", "~nobody-of-that-name/x"):
         with pytest.raises(DataError, match=f"root={wrong}: there is no such directory"):
             directory(wrong)
     monkeypatch.setenv("ESPER_DATA", str(tmp_path / "file" / "below"))

@@ -52,21 +52,31 @@ def test_pairs_are_learned_from_the_training_split_alone() -> None:
     assert len(text.splits["test"]) == len(odd[0]) + 1  # not a pair of it is known
 
 
-def test_validation_stories_are_whole_and_kept_out_of_training() -> None:
-    text = data()
+def test_validation_stories_are_kept_out_of_training() -> None:
+    text = data(validation_bytes=None)
     held_out, trained = stories_of(text, "validation"), stories_of(text, "train")
     assert sorted(held_out + trained) == sorted(KNOWN)
-    assert sum(len(story.encode()) for story in held_out) >= 500
-    assert stories_of(data(), "validation") == held_out
-    assert stories_of(data(split_seed=1), "validation") != held_out
+    assert 8 <= len(held_out) <= 40
+    assert stories_of(data(validation_bytes=None, split_seed=1), "validation") != held_out
     assert stories_of(text, "test") == UNSEEN
 
 
-def test_sizes_are_bytes_of_text() -> None:
+def test_what_is_held_out_does_not_depend_on_how_much_is_read() -> None:
+    held_out = stories_of(data(validation_bytes=500), "validation")
+    less = TextData(
+        name="cats", known=KNOWN[:150], unseen=UNSEEN, cache=None, train_bytes=900, validation_bytes=500,
+        test_bytes=None, split_seed=0, vocabulary=300, block_size=16, device="cpu",
+    )  # fmt: skip
+    assert stories_of(less, "validation") == held_out
+    assert not set(stories_of(data(), "train")) & set(held_out)
+
+
+def test_sizes_are_bytes_of_text_at_most() -> None:
     text = data(train_bytes=1000, test_bytes=400)
     assert sum(len(story.encode()) for story in stories_of(text, "train")) in (999, 1000)  # never half a character
     assert stories_of(data(train_bytes=1000, vocabulary=257), "train") == stories_of(text, "train")
     assert sum(len(story.encode()) for story in stories_of(text, "test")) == 400
+    assert stories_of(data(test_bytes=10**9), "test") == UNSEEN
 
 
 def test_blocks_follow_each_other_without_padding_and_targets_are_the_next_tokens() -> None:
@@ -116,6 +126,9 @@ def test_tokens_are_cached_and_a_damaged_cache_is_made_again(tmp_path: Path, mon
     assert len(list(tmp_path.iterdir())) == 2
     cached.write_bytes(b"damaged")
     assert torch.equal(first.splits["train"], data(cache=tmp_path).splits["train"])
+    for content in ([], {"tokenizer": None, "tokens": []}, {"tokenizer": "", "tokens": {"train": 1}}):
+        torch.save(content, cached)
+        assert torch.equal(first.splits["train"], data(cache=tmp_path).splits["train"])
     data(cache=tmp_path, vocabulary=257)
     assert stories_of(data(cache=tmp_path, vocabulary=257), "test") == UNSEEN
 
@@ -123,12 +136,10 @@ def test_tokens_are_cached_and_a_damaged_cache_is_made_again(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"validation_bytes": 0}, r"data\.validation_bytes=0: must be at least 1"),
-        ({"validation_bytes": 10**9}, r"data\.validation_bytes=1000000000: .* leave some of the 11,\d\d\d to train on"),
-        ({"train_bytes": 10**9}, r"data\.train_bytes=1000000000: must be between 1 and the 11,\d\d\d bytes there are"),
-        ({"test_bytes": 0}, r"data\.test_bytes=0: must be between 1"),
+        ({"validation_bytes": 0}, r"data\.validation_bytes=0: must be at least 1, or null for all"),
+        ({"test_bytes": 0}, r"data\.test_bytes=0: must be at least 1"),
         ({"block_size": 0}, r"data\.block_size=0: must be at least 1"),
-        ({"block_size": 5000}, r"tokens do not fill a block of 5000"),
+        ({"block_size": 5000}, r"data\.block_size=5000: the train split has only 4,\d+ tokens"),
     ],
 )
 def test_impossible_options_are_refused_in_one_sentence(changes: dict[str, object], sentence: str) -> None:
@@ -153,7 +164,7 @@ def preset(root: Path | None, **changes: object) -> TextData:
 
 
 def test_local_files_are_read_without_blank_lines_and_never_written_to(folder: Path) -> None:
-    text = preset(folder)
+    text = load("data/tinystories", root=folder, validation_bytes=None, vocabulary=300, block_size=16)
     assert text.name == "tinystories"
     assert sorted(stories_of(text, "train") + stories_of(text, "validation")) == sorted(KNOWN)
     assert stories_of(text, "test") == ["\n".join(UNSEEN)]
@@ -166,10 +177,18 @@ def test_only_as_much_of_the_file_is_read_as_is_needed(folder: Path) -> None:
 
 
 def test_files_are_downloaded_where_they_are_missing(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "offline").mkdir()
+    offline = tmp_path / "offline"
+    offline.mkdir()
+    (offline / tinystories.FILES["train"]).write_text("<html>Please log in.</html>")
+    (folder / "train.txt").rename(folder / "kept")
+    with pytest.raises(DataError, match=r"cannot be fetched: what .* sent is not TinyStories"):
+        preset(None)
+    assert os.listdir(tmp_path / "cache") == []
+    (folder / "kept").rename(folder / "train.txt")
+    (folder / "valid.txt").write_text(f"\n{END}\n".join(UNSEEN))
     for part, official in tinystories.FILES.items():
         (folder / f"{part}.txt").rename(tmp_path / "offline" / official)
-    assert stories_of(preset(None), "test") == ["\n".join(UNSEEN)]
+    assert stories_of(preset(None), "test") == UNSEEN
     assert sorted(name for name in os.listdir(tmp_path / "cache") if not name.startswith("tokens")) == [
         "TinyStories-train.txt",
         "TinyStories-valid.txt",
@@ -197,6 +216,14 @@ def test_a_file_that_is_no_text_or_empty_is_refused(folder: Path) -> None:
     (folder / "valid.txt").write_text(f"\n{END}\n\n")
     with pytest.raises(DataError, match=r"valid.txt holds no stories"):
         preset(folder)
+
+
+def test_a_training_file_without_separators_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "train.txt").write_text("\n\n".join(KNOWN))
+    with pytest.raises(DataError, match=r"train.txt is not used: its stories are not separated by <\|endoftext\|>"):
+        preset(folder)
+    assert main(["tinystories", "--root", str(folder)]) == 1
+    assert "its stories are not separated" in capsys.readouterr().err
 
 
 def test_the_command_tells_what_it_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.blueprints import blueprints
-from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, Settings, rate
+from esper.growth import GrowingHost, GrowthOptimizer, Mode, Schedule, Setting, Settings
 from esper.hosts import CNNHost, GPTHost, Host
 from esper.lifecycle import Blend
 
@@ -53,12 +53,12 @@ def backward(growing: GrowingHost, settings: Settings, index: int = 0) -> dict[s
     return {name: value.detach() for name, value in ({"host": own} | behind).items()}
 
 
-def optimizer(growing: GrowingHost, kind: str = "sgd") -> GrowthOptimizer:
+def optimizer(growing: GrowingHost, kind: str = "sgd", fused: bool = True) -> GrowthOptimizer:
     build = {
         "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4),
-        "adamw": partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1, fused=True),
+        "adamw": partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1, fused=fused),
     }[kind]
-    schedule, seed_lr = partial(rate, shape="constant"), {"sgd": 0.05, "adamw": 0.01}[kind]
+    schedule, seed_lr = Schedule(shape="constant", warmup=0.0, final=0.0), {"sgd": 0.05, "adamw": 0.01}[kind]
     return GrowthOptimizer(growing, build=build, seed_lr=seed_lr, seed_weight_decay=0.0, clip=1.0, schedule=schedule)
 
 

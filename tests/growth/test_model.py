@@ -259,7 +259,9 @@ def test_training_a_growing_host_reads_no_value_and_hides_no_cpu_tensor(topology
     """On the meta device either would raise."""
     growing = grown(topology).to("meta")
     growing.graft(growing.host.slots[1].name, TOPOLOGIES[topology][1], Blend.GATED, seed=1)
-    trainer = optimizer(growing)
+    trainer = optimizer(
+        growing, {"cnn": "sgd", "transformer": "adamw"}[topology], fused=False
+    )  # meta has no fused kernel
     x, y = (part.to("meta") for part in batch(topology))
     settings = {MIDDLE[topology]: Setting(Mode.FADING, 0.5), growing.host.slots[1].name: BEHIND}
     for _ in range(2):
@@ -267,3 +269,14 @@ def test_training_a_growing_host_reads_no_value_and_hides_no_cpu_tensor(topology
         (own + sum(behind.values())).backward()
         norms = trainer.step(0.0)
     assert {norm.device.type for norm in norms.values()} == {"meta"}
+
+
+@pytest.mark.parametrize("mode", Mode)
+@each_topology
+@each_blend
+def test_growth_runs_in_mixed_precision(topology: str, blend: Blend, mode: Mode) -> None:
+    growing = grown(topology, blend)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = backward(growing, {MIDDLE[topology]: Setting(mode, 0.5)})
+    assert all(loss.isfinite() for loss in losses.values())
+    assert all(gradient.isfinite().all() for gradient in host_gradients(growing).values())

@@ -1,11 +1,10 @@
 import math
-from functools import partial
 
 import pytest
 import torch
 
 from esper.config import load
-from esper.growth import HOST, GrowingHost, GrowthOptimizer, rate
+from esper.growth import HOST, GrowingHost, GrowthOptimizer, Schedule
 from esper.lifecycle import Blend
 from tests.growth.garden import BEHIND, FULL, backward, model, optimizer, poison
 
@@ -104,7 +103,7 @@ def test_a_non_finite_seed_spoils_only_itself() -> None:
 
 def test_the_schedule_scales_the_rates_of_host_and_seeds() -> None:
     growing, trainer = two_seeds("sgd")
-    trainer._schedule = partial(rate, shape="linear")
+    trainer._schedule = Schedule(shape="linear", warmup=0.0, final=0.0)
     for progress, expected in ((0.0, 0.05), (0.5, 0.025), (1.0, 0.0), (0.0, 0.05)):
         backward(growing, ON)
         trainer.step(progress)
@@ -121,18 +120,27 @@ def test_a_seed_without_gradients_stands_still() -> None:
 
 @pytest.mark.parametrize("shape", ["constant", "linear", "cosine"])
 def test_a_rate_warms_up_then_falls_to_its_final_share(shape: str) -> None:
-    curve = [rate(step / 1000, shape=shape, warmup=0.1, final=0.2) for step in range(1001)]
+    schedule = Schedule(shape=shape, warmup=0.1, final=0.2)
+    curve = [schedule(step / 1000) for step in range(1001)]
     assert curve[0] == 0
     assert curve[100] == 1
     assert curve[-1] == pytest.approx(1.0 if shape == "constant" else 0.2)
     assert curve[:101] == sorted(curve[:101])
     assert curve[100:] == sorted(curve[100:], reverse=True)
-    assert rate(0.0, shape=shape) == 1
+    assert Schedule(shape=shape, warmup=0.0, final=0.0)(0.0) == 1
 
 
-def test_an_unknown_shape_of_the_rate_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"schedule\.shape=step: must be one of constant, linear, cosine"):
-        rate(0.5, shape="step")
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"shape": "step"}, r"schedule\.shape=step: must be one of constant, linear, cosine"),
+        ({"warmup": 1.5}, r"schedule\.warmup=1\.5: must be at least 0 and below 1"),
+        ({"final": -1.0}, r"schedule\.final=-1\.0: must be at least 0 and below 1"),
+    ],
+)
+def test_an_impossible_schedule_is_refused_before_anything_trains(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Schedule(**{"shape": "cosine", "warmup": 0.1, "final": 0.1, **changes})
 
 
 @pytest.mark.parametrize(("preset", "kind"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)])

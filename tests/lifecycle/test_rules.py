@@ -78,6 +78,15 @@ def test_impossible_rules_are_refused_in_one_sentence(changes: dict[str, object]
         Rules(**{**valid, **changes})
 
 
+def test_a_gate_that_nothing_could_pass_is_refused() -> None:
+    with pytest.raises(ValueError, match="health=nan: must be a number, or null"):
+        Gate(health=math.nan)
+
+
+def test_the_preset_arrives_as_gates() -> None:
+    assert all(type(gate) is Gate for gate in load("lifecycle/default", steps=20).gates.values())
+
+
 def test_nothing_measured_is_nan_everywhere() -> None:
     measured = Measurements.none(Slots.empty(2, 3))
     assert measured.contribution.isnan().all()
