@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install lint test clean
+.PHONY: install lint test bench clean
 
 install: $(INSTALLED)
 
@@ -19,6 +19,9 @@ lint: install
 
 test: lint
 	$(BIN)/pytest --numprocesses 2
+
+bench: install
+	$(BIN)/python benchmarks/engine.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

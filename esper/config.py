@@ -1,13 +1,21 @@
-"""Where the configuration lives, and how a piece of it becomes an object."""
+"""Where the configuration lives, how it is checked before anything is built, and how it becomes objects."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+
+from esper.blueprints import blueprint, blueprints
+from esper.environment import Environment
+from esper.hosts import Host
+from esper.rewards import terms as reward_terms
 
 _PACKAGED = Path(__file__).parent / "conf"  # in an installed wheel
 CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
@@ -22,22 +30,91 @@ def load(preset: str, **changes: object) -> Any:
     if not (CONF / f"{preset}.yaml").is_file():
         known = ", ".join(sorted(f"{group}/{path.stem}" for path in (CONF / group).glob("*.yaml")))
         raise ValueError(f"preset={preset}: there is none of that name; there are {known or sorted(_groups())}.")
-    try:
-        return instantiate(_compose(preset)[group], **changes, _partial_=False)
-    except InstantiationException as error:  # Hydra's wrapper hides the sentence that says what is wrong
-        raise (error.__cause__ or error) from None
+    return build(compose_config(preset)[group], **changes, _partial_=False)
 
 
-def _compose(preset: str) -> DictConfig:
-    """The composed preset; a Hydra application that is running stays as it is."""
+def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """A configuration, composed as by the command line; a Hydra application that is running stays as it is."""
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose(config_name=preset)
+            return compose(config_name=name, overrides=list(overrides))
     finally:
         GlobalHydra.instance().hydra = running
 
 
 def _groups() -> list[str]:
     return [path.name for path in CONF.iterdir() if path.is_dir()]
+
+
+def build(node: DictConfig, **changes: object) -> Any:
+    """Build what a node of a configuration describes; keyword arguments win over its values.
+
+    Nothing that is built ever sees a piece of configuration: containers arrive as plain ones, objects as themselves.
+    """
+    try:
+        return instantiate(node, **changes, _convert_="object")
+    except InstantiationException as error:  # Hydra's wrapper hides the sentence that says what is wrong
+        raise (error.__cause__ or error) from None
+
+
+def check(config: DictConfig) -> None:
+    """Refuse a configuration that cannot work, in one sentence, before data is loaded or anything is built."""
+    for key in ("envs", "steps", "batches"):
+        if config.environment[key] < 1:
+            raise ValueError(f"environment.{key}={config.environment[key]}: must be at least 1.")
+    train = config.data.get("train")
+    if train is not None and config.environment.batch > train:
+        raise ValueError(f"environment.batch={config.environment.batch}: is larger than data.train={train}.")
+    _check_reward(config)
+    with torch.device("meta"):
+        host: Host = build(config.host)
+    names = [slot.name for slot in host.slots]
+    chosen = config.slots.names
+    if chosen is not None and not chosen:
+        raise ValueError(f"slots.names=[]: must name at least one of {', '.join(names)}, or be null for all.")
+    for name in chosen or ():
+        if name not in names:
+            raise ValueError(f"slots.names: {name} is no slot of this host; it has {', '.join(names)}.")
+    for name in config.slots.blueprints or ():
+        blueprint(host.topology, name)
+    kind = {"cnn": "images", "transformer": "text"}.get(host.topology)
+    if (kind == "text") != ("vocabulary" in config.data):
+        raise ValueError(f"data: a host of topology {host.topology} needs {kind}; choose another data set or host.")
+
+
+def _check_reward(config: DictConfig) -> None:
+    known = [
+        name
+        for name, term in vars(reward_terms).items()
+        if isinstance(term, type) and "weight" in vars(term).get("__annotations__", {})
+    ]
+    for name, term in config.reward.terms.items():
+        target = str(term.get("_target_"))
+        if target.startswith(f"{reward_terms.__name__}.") and target.rpartition(".")[2] not in known:
+            raise ValueError(f"reward.terms.{name}: {target} is unknown; there are {', '.join(sorted(known))}.")
+        if "gamma" in term and term.gamma != config.gamma:
+            raise ValueError(f"reward.terms.{name}.gamma={term.gamma}: must be gamma={config.gamma}, which PPO uses.")
+
+
+def build_environment(config: DictConfig, envs: int | None = None) -> Environment:
+    """The environment that a checked configuration describes; `envs` wins over its number of environments."""
+    with torch.device("meta"):
+        host: Host = build(config.host)
+    ordered = [slot.name for slot in host.slots if config.slots.names is None or slot.name in config.slots.names]
+    offered = config.slots.blueprints or list(blueprints(host.topology))
+    changes = {} if envs is None else {"envs": envs}
+    environment: Environment = build(
+        config.environment,
+        build=partial(build, config.host),
+        data=build(config.data),
+        space=build(config.actions, _partial_=False, slots=ordered, blueprints=list(offered)),
+        rules=build(config.lifecycle),
+        optimizer=build(config.optimizer),
+        governor=build(config.governor),
+        reward=build(config.reward),
+        _partial_=False,
+        **changes,
+    )
+    return environment

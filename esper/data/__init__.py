@@ -24,6 +24,13 @@ class Data(Protocol):
     kind: str  # images or text
     device: torch.device
 
+    @property
+    def options(self) -> int:
+        """How many answers a host chooses from: classes or tokens."""
+
+    def score(self, split: str, loss: Tensor, accuracy: Tensor) -> Tensor:
+        """What counts, more is better, from a mean loss and a share of right answers over a split; any shape."""
+
     def size(self, split: str) -> int: ...
 
     def stream(self, batch: int, generator: torch.Generator | None) -> Stream: ...

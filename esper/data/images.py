@@ -97,6 +97,15 @@ class ImageData:
     def size(self, split: str) -> int:
         return len(self.splits[split])
 
+    @property
+    def options(self) -> int:
+        """How many answers there are to choose from."""
+        return self.classes
+
+    def score(self, split: str, loss: Tensor, accuracy: Tensor) -> Tensor:
+        """What counts: accuracy in percentage points. `accuracy` is a share."""
+        return 100 * accuracy
+
     def stream(self, batch: int, generator: torch.Generator | None) -> "ImageStream":
         """Training batches without end, augmented; all randomness comes from `generator`."""
         return ImageStream(self, batch, generator)

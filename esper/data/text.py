@@ -6,7 +6,7 @@ import pickle
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch import Tensor
 from esper.data.splits import Shuffle
 from esper.data.store import DataError, partial, working
 from esper.data.tokens import Tokenizer, from_state, learn
+
+Number = TypeVar("Number", float, Tensor)
 
 AT_ONCE = 1_000  # stories that are encoded together; more only take memory
 
@@ -87,9 +89,18 @@ class TextData:
         """How many blocks; each is predicted from the token before it on."""
         return (len(self.splits[split]) - 1) // self.block_size
 
-    def bits_per_byte(self, split: str, loss: float) -> float:
+    @property
+    def options(self) -> int:
+        """How many tokens there are to choose from."""
+        return self.tokenizer.vocabulary
+
+    def bits_per_byte(self, split: str, loss: Number) -> Number:
         """A mean loss in nats per token of a whole split, as bits per byte of its text, which any tokens compare by."""
         return loss / math.log(2) / self._bytes_per_token[split]
+
+    def score(self, split: str, loss: Tensor, accuracy: Tensor) -> Tensor:
+        """What counts: bits per byte, negative and times 100, so that more is better as with percentage points."""
+        return -100 * self.bits_per_byte(split, loss)
 
     def stream(self, batch: int, generator: torch.Generator | None) -> "TextStream":
         """Training batches without end; all randomness comes from `generator`."""

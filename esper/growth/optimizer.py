@@ -74,7 +74,7 @@ class GrowthOptimizer:
             [{"params": matrices, "owner": HOST}, {"params": vectors, "owner": HOST, "weight_decay": 0.0}]
         )
         self._seed_options = {"lr": seed_lr, "weight_decay": seed_weight_decay}
-        self._clip = math.inf if clip is None else clip
+        self.clip = math.inf if clip is None else clip
         self._schedule = schedule
         self._full_rate: dict[str, float] = {HOST: self.torch.param_groups[0]["lr"]}
         for slot in model.seeds:
@@ -102,17 +102,31 @@ class GrowthOptimizer:
             parameter for group in self.torch.param_groups if group["owner"] == owner for parameter in group["params"]
         ]
 
-    def step(self, progress: float) -> dict[str, Tensor]:
-        """Clip, step, and forget the gradients; returns each owner's gradient norm before clipping, on its device."""
+    def step(self, progress: float, scaler: torch.amp.GradScaler | None = None) -> dict[str, Tensor]:
+        """Clip, step, and forget the gradients; returns each owner's gradient norm before clipping, on its device.
+
+        With a scaler, the order is: unscale, clip, step, update. A seed's non-finite gradients are set to zero first,
+        so that it cannot make the scaler skip the host's step.
+        """
+        if scaler is not None:
+            for owner in self.owners[1:]:
+                for parameter in self.parameters(owner):
+                    if parameter.grad is not None:
+                        parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+            scaler.unscale_(self.torch)
         norms = {owner: self._clipped(self.parameters(owner)) for owner in self.owners}
         factor = self._schedule(progress)
         for group in self.torch.param_groups:
             group["lr"] = self._full_rate[group["owner"]] * factor
-        self.torch.step()
+        if scaler is None:
+            self.torch.step()
+        else:
+            scaler.step(self.torch)
+            scaler.update()
         self.torch.zero_grad(set_to_none=True)
         return norms
 
     def _clipped(self, parameters: list[nn.Parameter]) -> Tensor:
         if all(parameter.grad is None for parameter in parameters):  # torch would answer on the CPU
             return torch.zeros((), device=parameters[0].device)
-        return clip_grad_norm_(parameters, self._clip)
+        return clip_grad_norm_(parameters, self.clip)

@@ -6,7 +6,7 @@ from esper.lifecycle.masks import Masks, active, available, causal, legal
 from esper.lifecycle.rules import Gate, Rules, gates
 from esper.lifecycle.slots import Events, Measurements, Slots
 from esper.lifecycle.stages import LIVE, NEXT, OCCUPIED, TRANSITIONS, Stage
-from esper.lifecycle.transitions import apply, tick
+from esper.lifecycle.transitions import apply, evict, tick
 
 __all__ = [
     "HEADS",
@@ -32,6 +32,7 @@ __all__ = [
     "apply",
     "available",
     "causal",
+    "evict",
     "gates",
     "legal",
     "tick",

@@ -149,6 +149,10 @@ class ActionSpace:
     def blueprints(self) -> tuple[str, ...]:
         return self._table[HEAD_NAMES.index("blueprint")].options
 
+    def usual(self, head: str) -> int:
+        """The option of a head that is taken where none is chosen."""
+        return self._fixed.get(head, 0)
+
     def uses(self, device: torch.device | None = None) -> Tensor:
         """Which heads each op uses: bool [ops, heads], in the order of `self.ops` and `self.heads`."""
         return torch.tensor([[op in head.ops for head in self.heads] for op in self.ops], device=device)

@@ -1,4 +1,4 @@
-"""The only two ways a slot changes: an action is applied, and the clock ticks.
+"""The only ways a slot changes: an action is applied, the clock ticks, and an environment's seeds are evicted.
 
 A ramp of n ticks gives alpha the n values curve(1/n) ... curve(n/n): the first at once, so that it shapes the epoch
 that follows, and each further one at a tick. Zero ticks gives the target at once. A seed that is blended out is
@@ -66,6 +66,13 @@ def tick(slots: Slots, measured: Measurements, space: ActionSpace, rules: Rules)
         walk.advance(due)
     walk.remove(walk.slots.blending_out & (walk.slots.alpha == 0), rules)
     walk.free((walk.slots.stage == Stage.PRUNED) & (walk.slots.epochs_in_stage >= rules.cooldown))
+    return walk.slots, walk.events
+
+
+def evict(slots: Slots, envs: Tensor, rules: Rules) -> tuple[Slots, Events]:
+    """Remove every live seed of some environments at once, whatever its age or alpha; `envs` is bool [envs]."""
+    walk = _Walk(slots)
+    walk.remove(slots.live & envs.unsqueeze(1), rules)
     return walk.slots, walk.events
 
 

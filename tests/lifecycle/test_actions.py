@@ -59,7 +59,7 @@ def test_decoding_fills_in_fixed_options_for_heads_that_are_left_out_or_unused()
     decision = full.decode(act(full, germinate, prune))
     assert decision.tempo.tolist() == [8, 3]
     assert decision.alpha_target[0] == torch.tensor(0.7)
-    assert decision.alpha_speed.tolist() == [0, 8]
+    assert decision.alpha_speed.tolist() == [3, 8]
     assert decision.alpha_curve.tolist() == [Curve.LINEAR, Curve.SIGMOID_SHARP]
 
 

@@ -1,0 +1,21 @@
+"""N host runs stepped together."""
+
+from esper.environment.environment import Environment
+from esper.environment.governor import Governor, Reason
+from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, View
+from esper.environment.record import Measured, StepRecord
+from esper.environment.step import Rewarded, Step
+
+__all__ = [
+    "BASE_WIDTH",
+    "SLOT_WIDTH",
+    "Environment",
+    "Governor",
+    "Measured",
+    "Observation",
+    "Reason",
+    "Rewarded",
+    "Step",
+    "StepRecord",
+    "View",
+]

@@ -1,0 +1,281 @@
+"""N host runs stepped together: act, train, measure, govern, tick, reward, observe, in that order and no other."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from esper.data import Data
+from esper.environment.flops import Costs
+from esper.environment.governor import Governor
+from esper.environment.host_run import PRECISIONS, HostRun, Plan, RunOptions
+from esper.environment.ledger import Ledger
+from esper.environment.observation import Observation, View, first_view, next_view, observe
+from esper.environment.record import Measured, StepRecord
+from esper.environment.step import Rewarded, Step
+from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, Snapshot, seed_settings
+from esper.hosts import Host
+from esper.lifecycle import (
+    ActionSpace,
+    Blend,
+    Events,
+    Measurements,
+    Rules,
+    Slots,
+    Stage,
+    apply,
+    evict,
+    legal,
+    tick,
+)
+
+
+class Environment:
+    """N host runs, each with an episode seed of its own; what one does never depends on its neighbours.
+
+    Arguments:
+        build: makes a host
+        data: what hosts train on
+        space, rules: what may be done, and when
+        optimizer: makes the optimizer of a growing host
+        governor: makes the governor, given `envs` and `chance`
+        reward: pays for a step
+        envs: how many host runs at once
+        steps: decisions in an episode
+        batch, batches: training batches, samples in each and how many in a step
+        validation_batch: samples at once where nothing is trained
+        attribution_every: steps between measurements of contribution; 0 is never
+        attribution_share: of the validation split, for those
+        gradient_stride: batches between looks at gradient health
+        time_limit: what the last step is, `terminate` or `truncate`
+        precision: 32, bf16 or fp16
+        coadapt: whether blended seeds' gradients reach the host's earlier layers
+        threads: environments trained at the same time; None is one for each core
+    """
+
+    def __init__(
+        self,
+        *,
+        build: Callable[[], Host],
+        data: Data,
+        space: ActionSpace,
+        rules: Rules,
+        optimizer: Callable[..., GrowthOptimizer],
+        governor: Callable[..., Governor],
+        reward: Callable[[StepRecord], Rewarded],
+        envs: int,
+        steps: int,
+        batch: int,
+        batches: int,
+        validation_batch: int,
+        attribution_every: int,
+        attribution_share: float,
+        gradient_stride: int,
+        time_limit: str,
+        precision: str,
+        coadapt: bool,
+        threads: int | None,
+    ) -> None:
+        sizes = {"envs": envs, "steps": steps, "batches": batches, "gradient_stride": gradient_stride}
+        for key, value in {**sizes, "validation_batch": validation_batch}.items():
+            if value < 1:
+                raise ValueError(f"environment.{key}={value}: must be at least 1.")
+        if not 1 <= batch <= data.size("train"):
+            raise ValueError(
+                f"environment.batch={batch}: must be between 1 and the {data.size('train'):,} to train on."
+            )
+        if attribution_every < 0 or not 0 < attribution_share <= 1:
+            raise ValueError(
+                f"environment.attribution_every={attribution_every}, attribution_share={attribution_share}: "
+                "must be at least 0, and above 0 up to 1."
+            )
+        _one_of("time_limit", time_limit, ("terminate", "truncate"))
+        _one_of("precision", precision, tuple(PRECISIONS))
+        self.space, self.rules, self.data, self.envs, self.steps = space, rules, data, envs, steps
+        self._build, self._optimizer, self._make_governor, self._reward = build, optimizer, governor, reward
+        self._every, self._time_limit = attribution_every, time_limit
+        self._options = RunOptions(
+            batch, batches, validation_batch, attribution_share, gradient_stride, str(precision), coadapt
+        )
+        example, _ = next(data.batches("validation", 1))
+        self._costs = Costs(build, example)
+        for name in space.slots:
+            if name not in self._costs.slots:
+                raise ValueError(f"slots.names: {name} is no slot of this host; it has {', '.join(self._costs.slots)}.")
+        self._threads = min(envs, threads or os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
+        self._runs: list[HostRun] = []
+
+    @torch.inference_mode(False)  # hosts train here, whatever the caller is doing
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Begin an episode in each environment."""
+        if len(seeds) != self.envs:
+            raise ValueError(f"seeds: {len(seeds)} were given for environment.envs={self.envs}.")
+        parts = {"build": self._build, "optimizer": self._optimizer, "data": self.data, "options": self._options}
+        self._runs = [HostRun(seed, **parts) for seed in seeds]  # type: ignore[arg-type]
+        self._slots = Slots.empty(self.envs, len(self.space.slots))
+        self._governor = self._make_governor(envs=self.envs, chance=torch.tensor(float(self.data.options)).log().item())
+        self._saved: list[Snapshot] = [run.snapshot(()) for run in self._runs]
+        self._ledger = Ledger(self._runs, self._costs, self.data, self.space.slots, self._options)
+        now = self._remeasured(torch.ones(self.envs, dtype=torch.bool), self._slots, False)
+        self._initial_score = now.score
+        self._view = first_view(self.steps, self._slots, now, self._ledger.host_parameters)
+        return self._observe()
+
+    @torch.inference_mode(False)
+    def step(self, action: Tensor) -> Step:
+        """One decision in each environment: int64 [envs, heads], on any device."""
+        if not self._runs or self._view.step >= self.steps:
+            raise RuntimeError("the episode is over or was never begun; call reset first.")
+        before, earlier, step = self._slots, self._view.now, self._view.step
+        last = step + 1 == self.steps
+        chosen = action.cpu()
+        decision = self.space.decode(chosen)
+        during, applied = apply(before, chosen, self.space, self.rules)
+        self._graft(during, applied, earlier.score)
+        self._save(applied.into(Stage.FOSSILIZED).any(1), during)  # a later rollback must find every fossil
+        seed_parameters = self._ledger.seed_parameters()
+
+        plans = [self._plan(env, during, step, last) for env in range(self.envs)]
+        progress = (step / self.steps, (step + 1) / self.steps)
+        found = self._each(lambda env: self._runs[env].epoch(plans[env], progress))
+        now = self._ledger.measured(self._transfer(found), during, last)
+        reason = self._governor.judge(now.loss)
+        governed, evicted = during, torch.zeros_like(applied.entered)
+        if reason.any():
+            governed, now, evicted = self._roll_back(during, now, reason > 0, last)
+
+        measurements = Measurements(contribution=now.contribution, health=now.seed_health)
+        after, ticked = tick(governed, measurements, self.space, self.rules)
+        self._remove(ticked)
+        if (step + 1) % self._governor.snapshot_every == 0:
+            self._save((reason == 0) & self._governor.sound(), after)
+        ended = torch.full((self.envs,), last)
+        record = StepRecord(
+            step=step,
+            steps=self.steps,
+            decision=decision,
+            before=before,
+            during=during,
+            after=after,
+            entered=applied.entered | evicted | ticked.entered,
+            earlier=earlier,
+            now=now,
+            initial_score=self._initial_score,
+            host_parameters=self._ledger.host_parameters,
+            seed_parameters=seed_parameters,
+            rollback=reason,
+            terminated=ended if self._time_limit == "terminate" else torch.zeros_like(ended),
+            truncated=ended if self._time_limit == "truncate" else torch.zeros_like(ended),
+        )
+        rewarded = self._reward(record)
+        self._slots = after
+        there = self._ledger.seed_parameters()
+        self._view = next_view(self._view, after, now, there, decision.op, decision.slot, reason > 0)
+        return Step(self._observe(), rewarded.total, rewarded, record.terminated, record.truncated, record)
+
+    @torch.inference_mode(False)
+    def test(self) -> dict[str, Tensor]:
+        """Loss, accuracy and score [envs] of what was committed, on the test split; for evaluation, at the very end."""
+        found = self._transfer(
+            self._each(lambda env: self._runs[env].evaluate(self._committed(env, self._slots), "test"))
+        )
+        return {
+            "loss": found[:, 0],
+            "accuracy": found[:, 1],
+            "score": self.data.score("test", found[:, 0], found[:, 1]),
+        }
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    @property
+    def view(self) -> View:
+        return self._view
+
+    def model(self, env: int) -> GrowingHost:
+        return self._runs[env].model
+
+    def _each(self, work: Callable[[int], Tensor]) -> list[Tensor]:
+        """Do something in every environment, in threads; the results in order."""
+        if self._pool is None:
+            return [work(env) for env in range(self.envs)]
+        return list(self._pool.map(work, range(self.envs)))
+
+    def _transfer(self, found: list[Tensor]) -> Tensor:
+        """The one transfer from the device in a step."""
+        if self.data.device.type == "cuda":
+            torch.cuda.synchronize(self.data.device)  # each run has a stream of its own
+        return torch.stack(found).cpu()
+
+    def _plan(self, env: int, during: Slots, step: int, last: bool) -> Plan:
+        settings = seed_settings(during, env, self.space.slots)
+        if last:
+            plan = Plan(settings, self._committed(env, during), ())
+        else:
+            plan = Plan(settings, settings, self._attributed(settings, during, env, step))
+        self._ledger.epoch(env, plan)
+        return plan
+
+    def _attributed(self, settings: dict[str, Setting], during: Slots, env: int, step: int) -> tuple[str, ...]:
+        """Live seeds whose contribution is measured in this step."""
+        if not self._every or step % self._every:
+            return ()
+        live = dict(zip(self.space.slots, during.live[env].tolist(), strict=True))
+        return tuple(name for name, s in settings.items() if live[name] and s.mode is not Mode.BEHIND and s.alpha > 0)
+
+    def _committed(self, env: int, slots: Slots) -> dict[str, Setting]:
+        """Only fossils are switched on."""
+        fossils = (slots.stage[env] == Stage.FOSSILIZED).tolist()
+        every = seed_settings(slots, env, self.space.slots)
+        return {name: every[name] for name, fossil in zip(self.space.slots, fossils, strict=True) if fossil}
+
+    def _graft(self, during: Slots, applied: Events, score: Tensor) -> None:
+        self._remove(applied)
+        new = applied.into(Stage.GERMINATED)
+        self._ledger.germinated(new, score)
+        for env, column in new.nonzero().tolist():
+            blueprint = self.space.blueprints[int(during.blueprint[env, column])]
+            self._runs[env].graft(self.space.slots[column], blueprint, Blend(int(during.blend[env, column])))
+
+    def _remove(self, events: Events) -> None:
+        gone = events.into(Stage.PRUNED)
+        self._ledger.removed(gone)
+        for env, column in gone.nonzero().tolist():
+            self._runs[env].remove(self.space.slots[column])
+
+    def _roll_back(self, during: Slots, now: Measured, envs: Tensor, last: bool) -> tuple[Slots, Measured, Tensor]:
+        """Bring hosts back to their last good state without their live seeds, and measure them again."""
+        slots, events = evict(during, envs, self.rules)
+        self._ledger.removed(events.into(Stage.PRUNED))
+        for env in envs.nonzero().flatten().tolist():
+            self._runs[env].restore(self._saved[env])
+        return slots, now.where(envs, self._remeasured(envs, slots, last)), events.entered
+
+    def _remeasured(self, envs: Tensor, slots: Slots, last: bool) -> Measured:
+        """Measure some hosts with their fossils, without training; the figures of the others are NaN."""
+        committed = {env: self._committed(env, slots) for env in envs.nonzero().flatten().tolist()}
+        for env, settings in committed.items():
+            self._ledger.validation(env, settings)
+
+        def measure(env: int) -> Tensor:
+            run = self._runs[env]
+            return run.measure(committed[env]) if env in committed else run.unmeasured()
+
+        return self._ledger.measured(self._transfer(self._each(measure)), slots, last)
+
+    def _save(self, envs: Tensor, slots: Slots) -> None:
+        """Keep a copy of some hosts with their fossils; the older copy is let go."""
+        for env in envs.nonzero().flatten().tolist():
+            self._saved[env] = self._runs[env].snapshot(self._committed(env, slots).keys())
+
+    def _observe(self) -> Observation:
+        return observe(self._view, legal(self._slots, self.space, self.rules))
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if str(value) not in allowed:
+        raise ValueError(f"environment.{key}={value}: must be one of {', '.join(allowed)}.")

@@ -1,0 +1,237 @@
+"""One host run: its weights, its data order and its noise all follow from one episode seed."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.data import Data
+from esper.growth import HOST, GrowingHost, GrowthOptimizer, Settings, Snapshot, restore, snapshot
+from esper.hosts import Host
+from esper.lifecycle import Blend
+from esper.seeding import derive, generator, seeded
+
+BASE = ("train_loss", "train_accuracy", "loss", "accuracy", "gradient_norm", "health")  # measured once for a host
+SLOT = ("contribution", "gradient_norm", "health", "promise")  # measured for each slot; NaN where there is nothing
+PRECISIONS = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+VANISHING, EXPLODING = 1e-7, 10.0  # gradient norms of a weight, in multiples of the clip norm
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a step trains and measures."""
+
+    batch: int  # samples in a training batch
+    batches: int  # training batches in a step
+    validation_batch: int
+    attribution_share: float  # of the validation split, for the passes with a seed switched off
+    gradient_stride: int  # every so many batches, gradient health is taken
+    precision: str  # 32, bf16 or fp16
+    coadapt: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does in a step."""
+
+    settings: Settings  # of its seeds while it trains
+    final: Settings  # of its seeds when it is measured
+    off: tuple[str, ...]  # seeds whose contribution is wanted
+
+
+class HostRun:
+    """A growing host with its optimizer and its stream of data.
+
+    Building, grafting, removing and restoring draw from torch's global generator inside `seeded`, so they belong in
+    the main thread; `epoch` and `measure` may run in any thread, and read no value from the device.
+    """
+
+    def __init__(
+        self,
+        seed: int | None,
+        *,
+        build: Callable[[], Host],
+        optimizer: Callable[[GrowingHost], GrowthOptimizer],
+        data: Data,
+        options: RunOptions,
+    ) -> None:
+        """`seed` None leaves all randomness to torch's global generator."""
+        self._seed, self._data, self._options = seed or 0, data, options
+        with seeded(derive("weights", self._seed)):
+            host = build()
+        if seed is not None:
+            host.use_generator(generator("dropout", seed, device=data.device))
+        self.model = GrowingHost(host.to(data.device), coadapt=options.coadapt).train()
+        self.optimizer = optimizer(self.model)
+        own = None if seed is None else generator("data", seed, device=data.device)
+        self._stream = data.stream(options.batch, own)
+        self._slots = tuple(slot.name for slot in host.slots)
+        self._grafts = 0
+        cuda = data.device.type == "cuda"
+        self._cuda_stream = torch.cuda.Stream(data.device) if cuda else None  # type: ignore[no-untyped-call]
+        self._scaler = torch.amp.GradScaler(data.device.type) if options.precision == "fp16" else None
+
+    def graft(self, slot: str, blueprint: str, blend: Blend) -> None:
+        self._grafts += 1
+        self.model.graft(slot, blueprint, blend, seed=derive("seed weights", self._seed, self._grafts))
+        self.optimizer.add(slot)
+
+    def remove(self, slot: str) -> None:
+        self.optimizer.remove(slot)
+        self.model.remove(slot)
+
+    def snapshot(self, keep: Collection[str]) -> Snapshot:
+        return snapshot(self.model, self.optimizer, keep)
+
+    def restore(self, saved: Snapshot) -> None:
+        """Back to a snapshot; the optimizer forgets, for momentum may be what led astray."""
+        restore(saved, self.model, self.optimizer)
+        self.optimizer.torch.state.clear()
+
+    def epoch(self, plan: Plan, progress: tuple[float, float]) -> Tensor:
+        """Train for one step, then measure: float32 [len(BASE) + slots * len(SLOT)] on the device.
+
+        `progress` is that of the episode, before and after.
+        """
+        with self._thread():
+            trained = self._train(plan.settings, *progress)
+            return self._pack({**trained, **self._measure(plan.final, plan.off)})
+
+    def unmeasured(self) -> Tensor:
+        """What `epoch` gives where nothing was measured."""
+        return self._pack({})
+
+    def measure(self, settings: Settings) -> Tensor:
+        """Measure without training, packed as by `epoch`."""
+        with self._thread():
+            return self._pack(self._measure(settings, ()))
+
+    def evaluate(self, settings: Settings, split: str) -> Tensor:
+        """Mean loss and share of right answers on a split: float32 [2] on the device."""
+        with self._thread():
+            sums, _ = self._evaluate(settings, (), split)
+            return sums[:2] / sums[2]
+
+    @contextmanager
+    def _thread(self) -> Iterator[None]:
+        """One intra-op thread, gradients on, and the run's own CUDA stream where there is one."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        stream: AbstractContextManager[object] = nullcontext()
+        if self._cuda_stream is not None:
+            stream = torch.cuda.stream(self._cuda_stream)
+        try:
+            with torch.inference_mode(False), torch.enable_grad(), stream:
+                yield
+        finally:
+            torch.set_num_threads(threads)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        dtype = PRECISIONS[self._options.precision]
+        return nullcontext() if dtype is None else torch.autocast(self._data.device.type, dtype)
+
+    def _train(self, settings: Settings, before: float, after: float) -> dict[tuple[str, str], Tensor]:
+        options, model, device = self._options, self.model, self._data.device
+        total: dict[tuple[str, str], Tensor] = {}
+        health: dict[str, Tensor] = {}
+
+        def add(owner: str, name: str, value: Tensor) -> None:
+            total[owner, name] = total.get((owner, name), torch.zeros((), device=device)) + value.detach()
+
+        for index in range(options.batches):
+            x, y = self._stream.next()
+            outputs: list[Tensor] = []
+            with self._autocast():
+                loss, behind = model.losses(x, settings, _criterion(y, outputs))
+            whole = torch.stack([loss, *behind.values()]).sum()
+            (whole if self._scaler is None else self._scaler.scale(whole)).backward()  # type: ignore[no-untyped-call]
+            if index % options.gradient_stride == 0:
+                for owner in self.optimizer.owners:
+                    found = gradient_health(self.optimizer.parameters(owner), self.optimizer.clip)
+                    health[owner] = torch.minimum(health.get(owner, found), found)
+            norms = self.optimizer.step(before + (after - before) * index / options.batches, self._scaler)
+            add(HOST, "train_loss", loss)
+            add(HOST, "train_accuracy", (outputs[0].argmax(-1) == y).float().mean())
+            for owner, norm in norms.items():
+                add(owner, "gradient_norm", norm)
+            for slot, own in behind.items():
+                add(slot, "promise", loss - own)
+        means = {key: value / options.batches for key, value in total.items()}
+        return {**means, **{(owner, "health"): value for owner, value in health.items()}}
+
+    def _measure(self, settings: Settings, off: Collection[str]) -> dict[tuple[str, str], Tensor]:
+        sums, without = self._evaluate(settings, off, "validation")
+        loss, accuracy = sums[0] / sums[2], sums[1] / sums[2]
+        result = {(HOST, "loss"): loss, (HOST, "accuracy"): accuracy}
+        score = self._data.score
+        for slot, pair in without.items():  # both over the same part of the split
+            on, less = (score("validation", part[0] / part[2], part[1] / part[2]) for part in pair)
+            result[slot, "contribution"] = on - less
+        return result
+
+    def _evaluate(
+        self, settings: Settings, off: Collection[str], split: str
+    ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """Sums of loss, right answers and answers: [3] with all seeds, and for each slot in `off` with and without it.
+
+        The features before each such slot are kept, so that switching it off costs only what follows it.
+        """
+        model, device = self.model.eval(), self._data.device
+        sums, probed = torch.zeros(3, device=device), torch.zeros(3, device=device)
+        without = {slot: torch.zeros(3, device=device) for slot in off}
+        size, batch = self._data.size(split), self._options.validation_batch
+        probes = math.ceil(math.ceil(size / batch) * self._options.attribution_share)
+        with torch.no_grad(), self._autocast():
+            for index, (x, y) in enumerate(self._data.batches(split, batch)):
+                kept, at = {}, None
+                for slot in [slot for slot in self._slots if slot in off and index < probes]:
+                    x = kept[slot] = model(x, settings, at, slot)
+                    at = slot
+                found = _sums(model(x, settings, at), y)
+                sums += found
+                if kept:
+                    probed += found
+                for slot, features in kept.items():
+                    others = {name: setting for name, setting in settings.items() if name != slot}
+                    without[slot] += _sums(model(features, others, slot), y)
+        model.train()
+        return sums, {slot: (probed, less) for slot, less in without.items()}
+
+    def _pack(self, measured: Mapping[tuple[str, str], Tensor]) -> Tensor:
+        missing = torch.full((), torch.nan, device=self._data.device)
+        keys = [(HOST, name) for name in BASE] + [(slot, name) for slot in self._slots for name in SLOT]
+        return torch.stack([measured.get(key, missing).float() for key in keys])
+
+
+def gradient_health(parameters: list[torch.nn.Parameter], clip: float) -> Tensor:
+    """1 less 0.5 x the share of vanishing and 0.8 x the share of exploding weights; 0 if any is not finite; no sync.
+
+    The thresholds are multiples of the clip norm. Weights without a gradient do not count; without any, it is NaN.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.full((), torch.nan, device=parameters[0].device)
+    unit = clip if math.isfinite(clip) else 1.0
+    norms = torch.stack(torch._foreach_norm(gradients)).float()
+    health = 1 - 0.5 * (norms < VANISHING * unit).float().mean() - 0.8 * (norms > EXPLODING * unit).float().mean()
+    return torch.where(norms.isfinite().all(), health, torch.zeros_like(health))
+
+
+def _criterion(y: Tensor, outputs: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """The loss against targets `y`; keeps the outputs it is asked about, the host's own first."""
+
+    def loss(output: Tensor) -> Tensor:
+        outputs.append(output.detach())
+        return F.cross_entropy(output.flatten(0, -2), y.flatten())
+
+    return loss
+
+
+def _sums(output: Tensor, y: Tensor) -> Tensor:
+    loss = F.cross_entropy(output.flatten(0, -2).float(), y.flatten(), reduction="sum")
+    hits = (output.argmax(-1) == y).sum()
+    return torch.stack([loss, hits.float(), torch.full_like(loss, y.numel())])

@@ -1,0 +1,76 @@
+"""The books of a round: what the hosts weigh, what they have cost, and what their seeds started from."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from esper.data import Data
+from esper.environment.flops import Costs
+from esper.environment.host_run import BASE, SLOT, HostRun, Plan, RunOptions
+from esper.environment.record import Measured
+from esper.growth import Settings
+from esper.hosts import parameter_count
+from esper.lifecycle import Slots, Stage
+
+
+class Ledger:
+    """Kept in the main thread, for all environments of a round."""
+
+    def __init__(
+        self, runs: Sequence[HostRun], costs: Costs, data: Data, slots: tuple[str, ...], options: RunOptions
+    ) -> None:
+        self._runs, self._costs, self._data, self._slots, self._options = runs, costs, data, slots, options
+        self.host_parameters = torch.tensor([float(parameter_count(run.model.host)) for run in runs])
+        self._flops = torch.zeros(len(runs), dtype=torch.float64)
+        self._born = torch.full((len(runs), len(slots)), torch.nan)  # score when each seed germinated
+
+    def epoch(self, env: int, plan: Plan) -> None:
+        """Charge a step's training, its validation and its probes."""
+        seeds, options = self._seed_costs(env), self._options
+        validated = self._data.size("validation")
+        self._flops[env] += self._costs.train(seeds, plan.settings) * options.batch * options.batches
+        self._flops[env] += self._costs.forward(seeds, plan.final) * validated
+        self._flops[env] += self._costs.probe(seeds, plan.final, plan.off) * validated * options.attribution_share
+
+    def validation(self, env: int, settings: Settings) -> None:
+        """Charge a validation on its own."""
+        self._flops[env] += self._costs.forward(self._seed_costs(env), settings) * self._data.size("validation")
+
+    def germinated(self, where: Tensor, score: Tensor) -> None:
+        """Note the score [envs] from which new seeds, bool [envs, slots], start."""
+        self._born = torch.where(where, score.unsqueeze(1), self._born)
+
+    def removed(self, where: Tensor) -> None:
+        self._born = torch.where(where, torch.nan, self._born)
+
+    def seed_parameters(self) -> Tensor:
+        """Of the seeds that are there now: [envs, slots]."""
+        models = [run.model.seeds for run in self._runs]
+        counts = [[parameter_count(seeds[n]) if n in seeds else 0 for n in self._slots] for seeds in models]
+        return torch.tensor(counts, dtype=torch.float32)
+
+    def measured(self, vector: Tensor, slots: Slots, committed: bool) -> Measured:
+        """Unpack what the runs measured, [envs, figures]; with `committed`, only fossils count as parameters."""
+        base = dict(zip(BASE, vector[:, : len(BASE)].unbind(1), strict=True))
+        by_slot = vector[:, len(BASE) :].view(len(vector), -1, len(SLOT))
+        columns = [self._costs.slots.index(name) for name in self._slots]
+        slot = {name: by_slot[:, columns, index] for index, name in enumerate(SLOT)}
+        score = self._data.score("validation", base["loss"], base["accuracy"])
+        counted = slots.stage == Stage.FOSSILIZED if committed else slots.occupied
+        return Measured(
+            **base,
+            score=score,
+            parameters=self.host_parameters + (self.seed_parameters() * counted).sum(1),
+            flops=self._flops.clone(),
+            contribution=slot["contribution"],
+            progress=score.unsqueeze(1) - self._born,
+            seed_gradient_norm=slot["gradient_norm"],
+            seed_health=slot["health"],
+            promise=slot["promise"],
+        )
+
+    def _seed_costs(self, env: int) -> dict[str, int]:
+        model = self._runs[env].model
+        seeds = {name: model.seed(name) for name in model.seeds}
+        return {name: self._costs.seed(name, seed.blueprint, seed.blend) for name, seed in seeds.items()}

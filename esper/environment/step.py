@@ -1,0 +1,34 @@
+"""What a step gives back."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from esper.environment.observation import Observation
+from esper.environment.record import StepRecord
+
+
+class Rewarded(Protocol):
+    """What a reward gives for a step: its total [envs], the parts it is the sum of, and findings worth an event."""
+
+    @property
+    def total(self) -> Tensor: ...
+
+    @property
+    def parts(self) -> dict[str, Tensor]: ...
+
+    @property
+    def findings(self) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """All that comes of one decision."""
+
+    observation: Observation
+    reward: Tensor  # float32 [envs]
+    rewarded: Rewarded
+    terminated: Tensor  # bool [envs]
+    truncated: Tensor  # bool [envs]
+    record: StepRecord

@@ -1,0 +1,109 @@
+"""python -m esper.evaluate: compare controllers on the same episodes."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from esper.config import CONF, build, build_environment, check
+from esper.controllers import Controller
+from esper.data import DataError
+from esper.environment import Environment
+from esper.evaluation.runner import run_episodes
+from esper.evaluation.summary import summarise, table
+from esper.evaluation.timeline import draw
+from esper.records import Writer, read
+from esper.seeding import derive
+
+WIDTH = 120  # columns of what is printed into a file
+
+
+def build_controller(config: DictConfig, name: str, environment: Environment) -> Controller[Any]:
+    if name not in config.controller:
+        raise ValueError(f"controllers: {name} is unknown; there are {', '.join(config.controller)}.")
+    changes: dict[str, Any] = {}
+    if name == "replay":
+        if config.replay.records is None:
+            raise ValueError("replay.records=null: must name an episodes.jsonl for the controller replay.")
+        episodes = list(read(Path(config.replay.records)))
+        if not 0 <= config.replay.line < len(episodes):
+            raise ValueError(f"replay.line={config.replay.line}: must be between 0 and {len(episodes) - 1}.")
+        changes["actions"] = [step["action"] for step in episodes[config.replay.line]["steps"]]
+    controller: Controller[Any] = build(config.controller[name], space=environment.space, _partial_=False, **changes)
+    return controller
+
+
+def evaluate(config: DictConfig, directory: Path, console: Console) -> dict[str, Any]:
+    """Run every controller on every episode; records, summary and picture go into `directory`."""
+    if config.episodes < 1 or not config.controllers:
+        raise ValueError(
+            f"episodes={config.episodes}, controllers={list(config.controllers)}: must be at least one each."
+        )
+    check(config)
+    environment = build_environment(config, min(config.environment.envs, config.episodes))
+    controllers = {name: build_controller(config, name, environment) for name in config.controllers}
+    seeds = [derive("evaluation", config.seed, index) for index in range(config.episodes)]
+    rounds = -(-len(seeds) // environment.envs)
+    console.print(f"{environment.data.name}, {len(seeds)} episodes of {environment.steps} steps each -> {directory}")
+    finished: dict[str, list[dict[str, Any]]] = {}
+    writer = Writer(directory / "episodes.jsonl")
+    about = {"config": OmegaConf.to_container(config, resolve=True)}
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as progress:
+            task = progress.add_task("", total=len(controllers) * rounds * environment.steps)
+            for name, controller in controllers.items():
+                progress.update(task, description=name)
+                advance = partial(progress.advance, task)
+                for line in run_episodes(environment, controller, seeds, {"controller": name, **about}, advance):
+                    writer.write(line)
+                    finished.setdefault(name, []).append(line)
+    except KeyboardInterrupt:
+        console.print("interrupted; what is finished is kept")
+    finally:
+        writer.close()
+        environment.close()
+    summaries = {name: summarise(episodes) for name, episodes in finished.items()}
+    if summaries:
+        conclude(config, directory, console, environment, finished, summaries)
+    return summaries
+
+
+def conclude(
+    config: DictConfig,
+    directory: Path,
+    console: Console,
+    environment: Environment,
+    finished: dict[str, list[dict[str, Any]]],
+    summaries: dict[str, Any],
+) -> None:
+    """Table, JSON and picture."""
+    title = f"score [95 % interval] on {environment.data.name}: test points - ln(parameters / host parameters)"
+    console.print(table(summaries, title))
+    result = {"data": environment.data.name, "seed": config.seed, "controllers": summaries}
+    (directory / "evaluation.json").write_text(json.dumps(result, indent=2))
+    median = {name: sorted(lines, key=lambda line: line["score"])[len(lines) // 2] for name, lines in finished.items()}
+    draw(median, directory / "timeline.png")
+    console.print(f"{directory}/episodes.jsonl, evaluation.json, timeline.png (the median episode of each)")
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="evaluate")
+def main(config: DictConfig) -> None:
+    torch.set_num_threads(1)  # environments run in threads of their own
+    try:
+        console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+        evaluate(config, Path(HydraConfig.get().runtime.output_dir), console)
+    except (ValueError, DataError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
