@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from esper.blueprints import blueprint, blueprints
+from esper.data import DataError
 from esper.environment import Environment
 from esper.hosts import Host
 from esper.rewards import terms as reward_terms
@@ -56,14 +57,21 @@ def build(node: DictConfig, **changes: object) -> Any:
     try:
         return instantiate(node, **changes, _convert_="object")
     except InstantiationException as error:  # Hydra's wrapper hides the sentence that says what is wrong
-        raise (error.__cause__ or error) from None
+        cause = error.__cause__
+        if isinstance(cause, ValueError | DataError):
+            raise cause from None
+        reason = str(cause or error).splitlines()[0].rstrip(".:")
+        raise ValueError(f"{node.get('_target_', 'configuration')}: {reason}.") from None
 
 
 def check(config: DictConfig) -> None:
     """Refuse a configuration that cannot work, in one sentence, before data is loaded or anything is built."""
-    for key in ("envs", "steps", "batches"):
-        if config.environment[key] < 1:
-            raise ValueError(f"environment.{key}={config.environment[key]}: must be at least 1.")
+    for key in ("envs", "steps", "batch", "batches", "validation_batch", "gradient_stride"):
+        value = config.environment[key]
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"environment.{key}={value}: must be a whole number of at least 1.")
+    if str(config.device).startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={config.device}: there is no CUDA device here; cpu is allowed.")
     train = config.data.get("train")
     if train is not None and config.environment.batch > train:
         raise ValueError(f"environment.batch={config.environment.batch}: is larger than data.train={train}.")
@@ -77,6 +85,8 @@ def check(config: DictConfig) -> None:
     for name in chosen or ():
         if name not in names:
             raise ValueError(f"slots.names: {name} is no slot of this host; it has {', '.join(names)}.")
+    if config.slots.blueprints is not None and not config.slots.blueprints:
+        raise ValueError("slots.blueprints=[]: must name at least one, or be null for all that fit the host.")
     for name in config.slots.blueprints or ():
         blueprint(host.topology, name)
     kind = {"cnn": "images", "transformer": "text"}.get(host.topology)

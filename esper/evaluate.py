@@ -27,26 +27,43 @@ WIDTH = 120  # columns of what is printed into a file
 
 
 def build_controller(config: DictConfig, name: str, environment: Environment) -> Controller[Any]:
-    if name not in config.controller:
-        raise ValueError(f"controllers: {name} is unknown; there are {', '.join(config.controller)}.")
-    changes: dict[str, Any] = {}
-    if name == "replay":
-        if config.replay.records is None:
-            raise ValueError("replay.records=null: must name an episodes.jsonl for the controller replay.")
-        episodes = list(read(Path(config.replay.records)))
-        if not 0 <= config.replay.line < len(episodes):
-            raise ValueError(f"replay.line={config.replay.line}: must be between 0 and {len(episodes) - 1}.")
-        changes["actions"] = [step["action"] for step in episodes[config.replay.line]["steps"]]
+    changes = {"actions": recorded_actions(config)} if name == "replay" else {}
     controller: Controller[Any] = build(config.controller[name], space=environment.space, _partial_=False, **changes)
     return controller
 
 
-def evaluate(config: DictConfig, directory: Path, console: Console) -> dict[str, Any]:
-    """Run every controller on every episode; records, summary and picture go into `directory`."""
+def recorded_actions(config: DictConfig) -> list[dict[str, str]]:
+    """The actions of the episode that is to be replayed."""
+    path, line = config.replay.records, config.replay.line
+    if path is None:
+        raise ValueError("replay.records=null: must name an episodes.jsonl for the controller replay.")
+    episodes = list(read(Path(path)))
+    if not episodes:
+        raise ValueError(f"replay.records={path}: holds no episodes.")
+    if not 0 <= line < len(episodes):
+        raise ValueError(f"replay.line={line}: must be between 0 and {len(episodes) - 1}.")
+    try:
+        return [dict(step["action"]) for step in episodes[line]["steps"]]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"replay.records={path}: line {line} is no episode record.") from None
+
+
+def check_arms(config: DictConfig) -> None:
+    """Refuse what cannot be compared, before anything is built."""
     if config.episodes < 1 or not config.controllers:
         raise ValueError(
             f"episodes={config.episodes}, controllers={list(config.controllers)}: must be at least one each."
         )
+    for name in config.controllers:
+        if name not in config.controller:
+            raise ValueError(f"controllers: {name} is unknown; there are {', '.join(config.controller)}.")
+    if "replay" in config.controllers:
+        recorded_actions(config)
+
+
+def evaluate(config: DictConfig, directory: Path, console: Console) -> dict[str, Any]:
+    """Run every controller on every episode; records, summary and picture go into `directory`."""
+    check_arms(config)
     check(config)
     environment = build_environment(config, min(config.environment.envs, config.episodes))
     controllers = {name: build_controller(config, name, environment) for name in config.controllers}
@@ -54,7 +71,7 @@ def evaluate(config: DictConfig, directory: Path, console: Console) -> dict[str,
     rounds = -(-len(seeds) // environment.envs)
     console.print(f"{environment.data.name}, {len(seeds)} episodes of {environment.steps} steps each -> {directory}")
     finished: dict[str, list[dict[str, Any]]] = {}
-    writer = Writer(directory / "episodes.jsonl")
+    writer = Writer(directory / "episodes.jsonl", fresh=True)
     about = {"config": OmegaConf.to_container(config, resolve=True)}
     columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:

@@ -99,9 +99,16 @@ def episode(environment: Environment, log: EpisodeLog, env: int, about: Mapping[
 
 
 class Writer:
-    """Appends whole lines; what was written stays, whatever happens next."""
+    """Appends whole lines; what was written stays, whatever happens next.
 
-    def __init__(self, path: Path) -> None:
+    A line that was cut off when an earlier writer was killed is removed. `fresh` removes all that was there.
+    """
+
+    def __init__(self, path: Path, fresh: bool = False) -> None:
+        if path.exists():
+            whole = b"" if fresh else path.read_bytes()
+            with path.open("r+b") as file:
+                file.truncate(whole.rfind(b"\n") + 1)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:

@@ -31,7 +31,8 @@ class Heuristic:
         blueprints: tried in turn; those that the host cannot have are left out
         plateau_gain: points; a smaller gain of the score is a step of plateau
         plateau_steps: so many of them call for a seed
-        earliest: share of the episode before which nothing germinates
+        earliest, latest: shares of the episode before and after which nothing germinates; a seed that cannot be
+            fossilised in time is lost, and the host has come to lean on it
         rest: share of the episode after a prune in which nothing germinates
         steady: relative fall of the loss between which a step counts as calm
         calm_steps: so many calm steps in a row make the host stable
@@ -50,6 +51,7 @@ class Heuristic:
         plateau_gain: float,
         plateau_steps: int,
         earliest: float,
+        latest: float,
         rest: float,
         steady: Sequence[float],
         calm_steps: int,
@@ -63,7 +65,7 @@ class Heuristic:
         self._space = space
         self._blueprints = [name for name in blueprints if name in space.blueprints] or list(space.blueprints)
         self._plateau_gain, self._plateau_steps = plateau_gain, plateau_steps
-        self._earliest, self._rest, self._patience = earliest, rest, patience
+        self._earliest, self._latest, self._rest, self._patience = earliest, latest, rest, patience
         self._steady, self._calm_steps = tuple(steady), calm_steps
         self._hopeless, self._keep = hopeless, keep
         self._prune_penalty, self._forget, self._tolerance = prune_penalty, forget, tolerance
@@ -99,7 +101,8 @@ class Heuristic:
                         tracked = self._charged(tracked, space.blueprints[int(view.slots.blueprint[env, column])])
                     return choose(space, op, slot=slot), tracked
         ready = tracked.stable and tracked.plateau >= self._plateau_steps and not any(live)
-        ready &= view.step >= self._earliest * view.steps and tracked.since_prune >= self._rest * view.steps
+        ready &= self._earliest <= view.step / view.steps <= self._latest
+        ready &= tracked.since_prune >= self._rest * view.steps
         free = [slot for slot in space.slots if is_legal(space, observation.masks, env, Op.GERMINATE, slot)]
         if not ready or not free:
             return wait(space), tracked

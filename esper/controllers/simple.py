@@ -71,15 +71,27 @@ class Entry:
 class Schedule:
     """Germinates by a timetable, and fossilises every seed as soon as it may.
 
-    An entry that is not legal at its time waits until it is.
+    An entry that is not legal at its time waits until it is; one whose slot an earlier entry has is left out.
     """
 
     def __init__(self, space: ActionSpace, entries: Sequence[Mapping[str, object]]) -> None:
         self._space = space
-        self._entries = sorted((Entry(**entry) for entry in entries), key=lambda entry: entry.at)  # type: ignore[arg-type]
-        for entry in self._entries:
-            self._slot(entry.slot)
+        self._entries: list[Entry] = []
+        for given in entries:
+            if not {"at", "slot", "blueprint"} <= set(given) <= set(Entry.__dataclass_fields__):
+                wanted = ", ".join(Entry.__dataclass_fields__)
+                raise ValueError(
+                    f"controller.schedule.entries: {dict(given)} must have the keys {wanted} (blend may miss)."
+                )
+            entry = Entry(**given)  # type: ignore[arg-type]
+            if entry.blend not in Blend.__members__:
+                raise ValueError(
+                    f"controller.schedule: blend={entry.blend} must be one of {', '.join(Blend.__members__)}."
+                )
             available(space, entry.blueprint)
+            if self._slot(entry.slot) not in [self._slot(other.slot) for other in self._entries]:
+                self._entries.append(entry)
+        self._entries.sort(key=lambda entry: entry.at)
 
     def begin(self, seeds: Sequence[int]) -> list[int]:
         return [0] * len(seeds)  # entries done
@@ -107,7 +119,7 @@ class Schedule:
 
     def _slot(self, name: str) -> str:
         slots = self._space.slots
-        places = {"first": slots[0], "middle": slots[len(slots) // 2], "last": slots[-1]}
+        places = {"first": slots[0], "middle": slots[(len(slots) - 1) // 2], "last": slots[-1]}
         found = places.get(name, name)
         if found not in slots:
             raise ValueError(f"schedule: slot={name} is unknown; allowed are first, middle, last, {', '.join(slots)}.")
@@ -120,6 +132,12 @@ class Replay:
     def __init__(self, space: ActionSpace, actions: Sequence[Mapping[str, str]]) -> None:
         """`actions` are a step's options by head, as episode records have them."""
         self._space = space
+        known = {head.name: head.options for head in space.heads}
+        for number, step in enumerate(actions):
+            for head, option in step.items():
+                if option not in known.get(head, ()):
+                    allowed = ", ".join(known.get(head, ())) or "nothing"
+                    raise ValueError(f"replay: step {number} has {head}={option}; this action space allows {allowed}.")
         self._actions = [
             choose(space, Op[step["op"]], **{head: option for head, option in step.items() if head != "op"})
             for step in actions

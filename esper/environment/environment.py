@@ -9,13 +9,13 @@ from torch import Tensor
 
 from esper.data import Data
 from esper.environment.flops import Costs
-from esper.environment.governor import Governor
+from esper.environment.governor import Governor, Reason
 from esper.environment.host_run import PRECISIONS, HostRun, Plan, RunOptions
 from esper.environment.ledger import Ledger
 from esper.environment.observation import Observation, View, first_view, next_view, observe
 from esper.environment.record import Measured, StepRecord
 from esper.environment.step import Rewarded, Step
-from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, Snapshot, seed_settings
+from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, Snapshot, adopt, seed_settings
 from esper.hosts import Host
 from esper.lifecycle import (
     ActionSpace,
@@ -135,14 +135,14 @@ class Environment:
         decision = self.space.decode(chosen)
         during, applied = apply(before, chosen, self.space, self.rules)
         self._graft(during, applied, earlier.score)
-        self._save(applied.into(Stage.FOSSILIZED).any(1), during)  # a later rollback must find every fossil
+        self._save_fossils(applied.into(Stage.FOSSILIZED), during)
         seed_parameters = self._ledger.seed_parameters()
 
         plans = [self._plan(env, during, step, last) for env in range(self.envs)]
         progress = (step / self.steps, (step + 1) / self.steps)
         found = self._each(lambda env: self._runs[env].epoch(plans[env], progress))
         now = self._ledger.measured(self._transfer(found), during, last)
-        reason = self._governor.judge(now.loss)
+        reason = self._judge(now.loss, last)
         governed, evicted = during, torch.zeros_like(applied.entered)
         if reason.any():
             governed, now, evicted = self._roll_back(during, now, reason > 0, last)
@@ -253,7 +253,15 @@ class Environment:
         self._ledger.removed(events.into(Stage.PRUNED))
         for env in envs.nonzero().flatten().tolist():
             self._runs[env].restore(self._saved[env])
-        return slots, now.where(envs, self._remeasured(envs, slots, last)), events.entered
+        now = now.where(envs, self._remeasured(envs, slots, last))
+        self._governor.restored(envs, now.loss)
+        return slots, now, events.entered
+
+    def _judge(self, loss: Tensor, last: bool) -> Tensor:
+        """Why to roll each host back. At the very end live seeds are switched off, so that no past loss compares."""
+        if last:
+            return torch.where(loss.isfinite(), 0, int(Reason.NON_FINITE))
+        return self._governor.judge(loss)
 
     def _remeasured(self, envs: Tensor, slots: Slots, last: bool) -> Measured:
         """Measure some hosts with their fossils, without training; the figures of the others are NaN."""
@@ -266,6 +274,13 @@ class Environment:
             return run.measure(committed[env]) if env in committed else run.unmeasured()
 
         return self._ledger.measured(self._transfer(self._each(measure)), slots, last)
+
+    def _save_fossils(self, new: Tensor, slots: Slots) -> None:
+        """A later rollback must find every fossil; the host around it is saved only if it is sound."""
+        self._save(new.any(1) & self._governor.sound(), slots)
+        for env in (new.any(1) & ~self._governor.sound()).nonzero().flatten().tolist():
+            names = [name for name, here in zip(self.space.slots, new[env].tolist(), strict=True) if here]
+            self._saved[env] = adopt(self._saved[env], self._runs[env].snapshot(names), names)
 
     def _save(self, envs: Tensor, slots: Slots) -> None:
         """Keep a copy of some hosts with their fossils; the older copy is let go."""

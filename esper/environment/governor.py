@@ -46,6 +46,10 @@ class Governor:
         patience: int,
         snapshot_every: int,
     ) -> None:
+        counts = {"history": history, "least": least, "patience": patience, "snapshot_every": snapshot_every}
+        for key, value in counts.items():
+            if value < 1:
+                raise ValueError(f"governor.{key}={value}: must be at least 1.")
         self.snapshot_every = snapshot_every
         self._chance, self._least, self._learned, self._band = chance, least, learned, band
         self._factor, self._sigmas, self._ceiling, self._patience = factor, sigmas, ceiling, patience
@@ -71,6 +75,11 @@ class Governor:
         rolled = torch.cat([self._losses[:, 1:], loss[:, None]], 1)
         self._losses = torch.where(sane[:, None], rolled, self._losses)
         return reason
+
+    def restored(self, envs: Tensor, loss: Tensor) -> None:
+        """Some environments, bool [envs], are back at an older state with this loss [envs]; their past is forgotten."""
+        self._losses[envs] = torch.nan
+        self._losses[envs, -1] = loss[envs]
 
     def sound(self) -> Tensor:
         """Which environments show no sign of trouble, and may be saved: bool [envs]."""

@@ -33,6 +33,10 @@ class RunOptions:
     precision: str  # 32, bf16 or fp16
     coadapt: bool
 
+    def probes(self, size: int) -> int:
+        """How many validation batches, of a split of so many samples, are run again with seeds switched off."""
+        return math.ceil(math.ceil(size / self.validation_batch) * self.attribution_share)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -73,7 +77,7 @@ class HostRun:
         self._grafts = 0
         cuda = data.device.type == "cuda"
         self._cuda_stream = torch.cuda.Stream(data.device) if cuda else None  # type: ignore[no-untyped-call]
-        self._scaler = torch.amp.GradScaler(data.device.type) if options.precision == "fp16" else None
+        self._scaler = self._new_scaler()
 
     def graft(self, slot: str, blueprint: str, blend: Blend) -> None:
         self._grafts += 1
@@ -91,6 +95,10 @@ class HostRun:
         """Back to a snapshot; the optimizer forgets, for momentum may be what led astray."""
         restore(saved, self.model, self.optimizer)
         self.optimizer.torch.state.clear()
+        self._scaler = self._new_scaler()
+
+    def _new_scaler(self) -> torch.amp.GradScaler | None:
+        return torch.amp.GradScaler(self._data.device.type) if self._options.precision == "fp16" else None
 
     def epoch(self, plan: Plan, progress: tuple[float, float]) -> Tensor:
         """Train for one step, then measure: float32 [len(BASE) + slots * len(SLOT)] on the device.
@@ -123,6 +131,7 @@ class HostRun:
         torch.set_num_threads(1)
         stream: AbstractContextManager[object] = nullcontext()
         if self._cuda_stream is not None:
+            self._cuda_stream.wait_stream(torch.cuda.current_stream(self._data.device))  # grafts were made on that one
             stream = torch.cuda.stream(self._cuda_stream)
         try:
             with torch.inference_mode(False), torch.enable_grad(), stream:
@@ -142,6 +151,11 @@ class HostRun:
         def add(owner: str, name: str, value: Tensor) -> None:
             total[owner, name] = total.get((owner, name), torch.zeros((), device=device)) + value.detach()
 
+        def look() -> None:
+            for owner in self.optimizer.owners:
+                found = gradient_health(self.optimizer.parameters(owner), self.optimizer.clip)
+                health[owner] = torch.minimum(health.get(owner, found), found)
+
         for index in range(options.batches):
             x, y = self._stream.next()
             outputs: list[Tensor] = []
@@ -149,11 +163,8 @@ class HostRun:
                 loss, behind = model.losses(x, settings, _criterion(y, outputs))
             whole = torch.stack([loss, *behind.values()]).sum()
             (whole if self._scaler is None else self._scaler.scale(whole)).backward()  # type: ignore[no-untyped-call]
-            if index % options.gradient_stride == 0:
-                for owner in self.optimizer.owners:
-                    found = gradient_health(self.optimizer.parameters(owner), self.optimizer.clip)
-                    health[owner] = torch.minimum(health.get(owner, found), found)
-            norms = self.optimizer.step(before + (after - before) * index / options.batches, self._scaler)
+            progress = before + (after - before) * index / options.batches
+            norms = self.optimizer.step(progress, self._scaler, None if index % options.gradient_stride else look)
             add(HOST, "train_loss", loss)
             add(HOST, "train_accuracy", (outputs[0].argmax(-1) == y).float().mean())
             for owner, norm in norms.items():
@@ -183,8 +194,7 @@ class HostRun:
         model, device = self.model.eval(), self._data.device
         sums, probed = torch.zeros(3, device=device), torch.zeros(3, device=device)
         without = {slot: torch.zeros(3, device=device) for slot in off}
-        size, batch = self._data.size(split), self._options.validation_batch
-        probes = math.ceil(math.ceil(size / batch) * self._options.attribution_share)
+        batch, probes = self._options.validation_batch, self._options.probes(self._data.size(split))
         with torch.no_grad(), self._autocast():
             for index, (x, y) in enumerate(self._data.batches(split, batch)):
                 kept, at = {}, None

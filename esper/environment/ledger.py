@@ -31,7 +31,8 @@ class Ledger:
         validated = self._data.size("validation")
         self._flops[env] += self._costs.train(seeds, plan.settings) * options.batch * options.batches
         self._flops[env] += self._costs.forward(seeds, plan.final) * validated
-        self._flops[env] += self._costs.probe(seeds, plan.final, plan.off) * validated * options.attribution_share
+        probed = min(validated, options.probes(validated) * options.validation_batch)
+        self._flops[env] += self._costs.probe(seeds, plan.final, plan.off) * probed
 
     def validation(self, env: int, settings: Settings) -> None:
         """Charge a validation on its own."""

@@ -14,7 +14,6 @@ from esper.environment.record import Measured
 from esper.lifecycle import Blend, Masks, Op, Slots, Stage
 
 HISTORY = 5  # past losses and scores that are shown
-POINTS = 10.0  # score points that count as much
 SYMLOG_SCALE = 3.0  # symlog of a loss or norm of 20 is 3
 
 
@@ -69,7 +68,8 @@ def _seen(x: Tensor, scaled: Tensor) -> Tensor:
 
 
 def _points(x: Tensor) -> Tensor:
-    return (x / POINTS).clamp(-1, 1)
+    """Score points, of which one matters for accuracy and a hundred may pass for text."""
+    return symlog(torch.nan_to_num(x, nan=0.0))
 
 
 def _one(x: Tensor) -> Tensor:
@@ -77,7 +77,8 @@ def _one(x: Tensor) -> Tensor:
 
 
 def _score(x: Tensor) -> Tensor:
-    return (x / 100).clamp(-2, 1)
+    """Accuracy in points, 0 to 100, or bits per byte times -100."""
+    return (x.sign() * (x.abs() / 100).log1p()).clamp(-2, 1)
 
 
 def _share(x: Tensor, view: View) -> Tensor:
@@ -102,7 +103,7 @@ BASE: tuple[Feature, ...] = (
         "progress", 1, lambda v: torch.full((len(v.best), 1), v.step / v.steps), "share of the episode that is over"
     ),
     Feature("loss", 1, lambda v: _one(symlog(v.now.loss)), "validation loss, symlog"),
-    Feature("score", 1, lambda v: _one(_score(v.now.score)), "validation score / 100"),
+    Feature("score", 1, lambda v: _one(_score(v.now.score)), "validation score, ln(1 + score / 100) with its sign"),
     Feature(
         "train_loss", 1, lambda v: _one(_seen(v.now.train_loss, symlog(v.now.train_loss))), "training loss, symlog"
     ),
@@ -115,10 +116,14 @@ BASE: tuple[Feature, ...] = (
         lambda v: _one(_seen(v.now.train_accuracy, (v.now.train_accuracy - v.now.accuracy).clamp(-1, 1))),
         "training minus validation accuracy",
     ),
-    Feature("gain", 1, lambda v: _one(_seen(_gain(v), _points(_gain(v)))), "change of the score in the last step / 10"),
+    Feature(
+        "gain", 1, lambda v: _one(_seen(_gain(v), _points(_gain(v)))), "change of the score in the last step, symlog"
+    ),
     Feature("losses", HISTORY, lambda v: _seen(v.losses, symlog(v.losses)), "the last validation losses, symlog"),
-    Feature("scores", HISTORY, lambda v: _seen(v.scores, _score(v.scores)), "the last scores / 100"),
-    Feature("below_best", 1, lambda v: _one(_points(v.best - v.now.score)), "best score so far minus the present / 10"),
+    Feature("scores", HISTORY, lambda v: _seen(v.scores, _score(v.scores)), "the last scores, likewise"),
+    Feature(
+        "below_best", 1, lambda v: _one(_points(v.best - v.now.score)), "best score so far minus the present, symlog"
+    ),
     Feature("stale", 1, lambda v: _share(v.stale, v), "steps since the best score, as a share of the episode"),
     Feature(
         "growth", 1, lambda v: _one((v.now.parameters / v.host_parameters).log().clamp(max=3) / 3), "ln of growth / 3"
@@ -151,7 +156,7 @@ PER_SLOT: tuple[Feature, ...] = (
         "contribution",
         1,
         lambda v: _one(_seen(v.slots.contribution, _points(v.slots.contribution))),
-        "the latest measured / 10",
+        "the latest measured, symlog",
     ),
     Feature(
         "contribution_age",
@@ -160,7 +165,7 @@ PER_SLOT: tuple[Feature, ...] = (
         "epochs since it was measured, as a share of the episode",
     ),
     Feature(
-        "progress", 1, lambda v: _one(_seen(v.now.progress, _points(v.now.progress))), "score since germination / 10"
+        "progress", 1, lambda v: _one(_seen(v.now.progress, _points(v.now.progress))), "score since germination, symlog"
     ),
     Feature("promise", 1, lambda v: _one(_seen(v.now.promise, v.now.promise.clamp(-1, 1))), "loss it would save"),
     Feature(

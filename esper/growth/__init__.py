@@ -3,7 +3,7 @@
 from esper.growth.model import GrowingHost, Mode, Setting, Settings, seed_settings
 from esper.growth.optimizer import HOST, GrowthOptimizer, Schedule
 from esper.growth.seed import Seed
-from esper.growth.snapshot import Snapshot, restore, snapshot
+from esper.growth.snapshot import Snapshot, adopt, restore, snapshot
 
 __all__ = [
     "HOST",
@@ -15,6 +15,7 @@ __all__ = [
     "Setting",
     "Settings",
     "Snapshot",
+    "adopt",
     "restore",
     "seed_settings",
     "snapshot",

@@ -102,11 +102,13 @@ class GrowthOptimizer:
             parameter for group in self.torch.param_groups if group["owner"] == owner for parameter in group["params"]
         ]
 
-    def step(self, progress: float, scaler: torch.amp.GradScaler | None = None) -> dict[str, Tensor]:
+    def step(
+        self, progress: float, scaler: torch.amp.GradScaler | None = None, watch: Callable[[], None] | None = None
+    ) -> dict[str, Tensor]:
         """Clip, step, and forget the gradients; returns each owner's gradient norm before clipping, on its device.
 
-        With a scaler, the order is: unscale, clip, step, update. A seed's non-finite gradients are set to zero first,
-        so that it cannot make the scaler skip the host's step.
+        With a scaler, the order is: unscale, watch, clip, step, update. A seed's non-finite gradients are set to zero
+        first, so that it cannot make the scaler skip the host's step. `watch` sees the gradients as they are clipped.
         """
         if scaler is not None:
             for owner in self.owners[1:]:
@@ -114,6 +116,8 @@ class GrowthOptimizer:
                     if parameter.grad is not None:
                         parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
             scaler.unscale_(self.torch)
+        if watch is not None:
+            watch()
         norms = {owner: self._clipped(self.parameters(owner)) for owner in self.owners}
         factor = self._schedule(progress)
         for group in self.torch.param_groups:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from esper.growth.model import GrowingHost
 from esper.growth.optimizer import GrowthOptimizer
 from esper.lifecycle import Blend
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,20 @@ def snapshot(model: GrowingHost, optimizer: GrowthOptimizer, keep: Collection[st
             for name, parameter in model.named_parameters()
             if parameter in optimizer.torch.state and not name.startswith(dropped)
         },
+    )
+
+
+def adopt(saved: Snapshot, newer: Snapshot, slots: Collection[str]) -> Snapshot:
+    """A snapshot with the seeds in `slots` as a newer one has them, and all else as it was."""
+    prefixes = tuple(f"seeds.{slot}." for slot in slots)
+
+    def taken(values: dict[str, T]) -> dict[str, T]:
+        return {name: value for name, value in values.items() if name.startswith(prefixes)}
+
+    return Snapshot(
+        seeds={**saved.seeds, **{slot: newer.seeds[slot] for slot in slots}},
+        weights={**saved.weights, **taken(newer.weights)},
+        optimizer={**saved.optimizer, **taken(newer.optimizer)},
     )
 
 

@@ -110,29 +110,32 @@ class ActionCost:
         return self.weight * prices[record.decision.op]
 
 
-def credit(contribution: Tensor, progress: Tensor, steepness: float) -> Tensor:
+def credit(contribution: Tensor, progress: Tensor) -> Tensor:
     """What a seed's contribution is worth, given the score gained since it germinated; 0 where it was not measured.
 
-    A contribution beyond the gain counts as their harmonic mean, none counts without a gain, and a host that has lost
-    since discounts it further. A negative contribution counts in full.
+    A contribution beyond the gain counts as their harmonic mean, and none counts without a gain. A negative one counts
+    in full.
     """
     both = (contribution + progress).clamp(min=SMALLEST)
     mean = 2 * progress * contribution / both
     positive = torch.where(progress <= 0, 0.0, torch.where(contribution >= progress, mean, contribution))
-    discount = torch.sigmoid(steepness * progress.clamp(max=0)) * 2
-    return torch.nan_to_num(torch.where(contribution < 0, contribution, positive * discount), nan=0.0)
+    return torch.nan_to_num(torch.where(contribution < 0, contribution, positive), nan=0.0)
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """The change of all seeds' credit, so that holding on to a seed pays nothing more than having it once."""
+    """The change of all seeds' credit, so that holding on to a seed pays nothing more than having it once.
+
+    At the end only fossils count, for the others are switched off.
+    """
 
     weight: float
-    steepness: float
 
     def __call__(self, record: StepRecord) -> Tensor:
-        now = credit(record.after.contribution, record.now.progress, self.steepness)
-        earlier = credit(record.before.contribution, record.earlier.progress, self.steepness)
+        now = credit(record.after.contribution, record.now.progress)
+        ended = (record.terminated | record.truncated).unsqueeze(1)
+        now = torch.where(ended & (record.after.stage != Stage.FOSSILIZED), torch.zeros_like(now), now)
+        earlier = credit(record.before.contribution, record.earlier.progress)
         return self.weight * (now.sum(1) - earlier.sum(1))
 
 
@@ -165,7 +168,7 @@ class BlendingWarning:
     most: float
 
     def __call__(self, record: StepRecord) -> Tensor:
-        bad = (record.after.stage == Stage.BLENDING) & (record.now.progress < 0)
+        bad = (record.after.stage == Stage.BLENDING) & ~record.after.blending_out & (record.now.progress < 0)
         size = (self.first + self.more * record.after.epochs_in_stage).clamp(max=self.most)
         return self.weight * (size * bad).sum(1)
 
@@ -188,7 +191,7 @@ class Indecision:
 
 @dataclass(frozen=True)
 class FossilizeShaping:
-    """For each seed fossilised: base + per_point x its contribution if that is enough, else a fixed loss.
+    """For each seed fossilised: base + per_point x its credit if its contribution is enough, else a fixed loss.
 
     A seed held for less than `legitimate` epochs earns only a part.
     """
@@ -204,7 +207,8 @@ class FossilizeShaping:
     def __call__(self, record: StepRecord) -> Tensor:
         contribution = torch.nan_to_num(record.before.contribution, nan=0.0)
         share = (record.before.epochs_in_stage / self.legitimate).clamp(max=1)
-        good = (self.base + self.per_point * contribution).clamp(max=self.most) * share
+        earned = credit(contribution, record.earlier.progress)
+        good = (self.base + self.per_point * earned).clamp(max=self.most) * share
         bad = (contribution < self.enough) | (record.earlier.progress < 0)
         value = torch.where(bad, torch.full_like(good, -self.too_little), good)
         return self.weight * (value * record.entered[..., Stage.FOSSILIZED]).sum(1)
@@ -281,13 +285,15 @@ class FinalFossils:
 
 @dataclass(frozen=True)
 class Sparse:
-    """score / 100 less a price for parameters, held within [-1, 1] and only then weighted, at the end."""
+    """(score - base) / span less a price for parameters, held within [-1, 1] and only then weighted, at the end."""
 
     weight: float
+    base: float
+    span: float
     per_parameter: float
 
     def __call__(self, record: StepRecord) -> Tensor:
-        value = record.now.score / 100 - self.per_parameter * record.now.parameters
+        value = (record.now.score - self.base) / self.span - self.per_parameter * record.now.parameters
         return self.weight * _at_the_end(record, value.clamp(-1, 1))
 
 

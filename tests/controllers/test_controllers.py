@@ -82,7 +82,50 @@ def test_a_schedule_with_an_unknown_slot_or_blueprint_is_refused() -> None:
         controller("schedule", env, entries=[{"at": 1, "slot": "last", "blueprint": ["lora"]}])
 
 
-EAGER = {"plateau_gain": 1e9, "plateau_steps": 1, "earliest": 0.0, "rest": 0.0, "steady": [-9.0, 9.0], "calm_steps": 1}
+def test_with_two_slots_the_schedule_still_uses_both() -> None:
+    env = environment("slots.names=[block1,block2]", "environment.steps=20", envs=1)
+    steps = run(env, controller("schedule", env), [1])
+    assert [action["slot"] for (action,), _ in steps if action["op"] == "GERMINATE"] == ["block1", "block2"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ({"at": 1, "slott": "last", "blueprint": ["norm"]}, "must have the keys at, slot, blueprint, blend"),
+        (
+            {"at": 1, "slot": "last", "blueprint": ["norm"], "blend": "FOO"},
+            "blend=FOO must be one of ADD, MULTIPLY, GATED",
+        ),
+    ],
+)
+def test_a_wrong_entry_of_a_schedule_is_refused(entry: dict[str, object], sentence: str) -> None:
+    env = environment()
+    with pytest.raises(ValueError, match=sentence):
+        controller("schedule", env, entries=[entry])
+
+
+def test_a_recording_of_another_action_space_is_refused() -> None:
+    env = environment()
+    for step, sentence in (
+        ({"op": "ADVANCE", "slot": "block1"}, "step 0 has op=ADVANCE; this action space allows WAIT, GERMINATE"),
+        (
+            {"op": "PRUNE", "slot": "block1", "alpha_speed": "FAST"},
+            "alpha_speed=FAST; this action space allows nothing",
+        ),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Replay(env.space, [step])
+
+
+EAGER = {
+    "plateau_gain": 1e9,
+    "plateau_steps": 1,
+    "earliest": 0.0,
+    "latest": 1.0,
+    "rest": 0.0,
+    "steady": [-9.0, 9.0],
+    "calm_steps": 1,
+}
 
 
 def test_the_heuristic_waits_for_a_plateau() -> None:
@@ -90,6 +133,8 @@ def test_the_heuristic_waits_for_a_plateau() -> None:
     patient = run(env, controller("heuristic", env, plateau_gain=-1e9), [1])
     assert {action["op"] for (action,), _ in patient} == {"WAIT"}
     eager = run(env, controller("heuristic", env, **EAGER), [1])
+    late = run(env, controller("heuristic", env, **{**EAGER, "latest": 0.0}), [1])
+    assert {action["op"] for (action,), _ in late} == {"WAIT"}
     assert eager[1][0][0] == {"op": "GERMINATE", "slot": "block1", "blueprint": "conv_light", "blend": "ADD"}
 
 

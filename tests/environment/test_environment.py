@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import build_environment
 from esper.controllers import Chance
@@ -9,7 +10,7 @@ from esper.data.images import Labelled
 from esper.environment import Environment, Measured, Step, StepRecord
 from esper.environment.host_run import HostRun, Plan
 from esper.growth import Mode, Setting
-from esper.lifecycle import Blend, Stage
+from esper.lifecycle import Blend, Stage, legal
 from esper.records import EpisodeLog, Writer, episode, read
 from tests.environment_kit import environment, text_config
 from tests.lifecycle.play import act
@@ -95,41 +96,77 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+SEEDED = {
+    "block1": Setting(Mode.BLENDED, 0.5),
+    "block2": Setting(Mode.BEHIND, 1.0),
+    "block3": Setting(Mode.FADING, 0.3),
+}
+
+
+def seeded_run(run: HostRun) -> Plan:
+    """Seeds in every mode, and a plan that trains, measures and probes them."""
+    for slot, blueprint, blend in zip(SEEDED, ("conv_light", "norm", "depthwise"), Blend, strict=True):
+        run.graft(slot, blueprint, blend)
+    return Plan(SEEDED, SEEDED, ("block1", "block3"))
+
+
 def test_training_and_measuring_read_no_value_from_the_device() -> None:
     env = environment()
     env.reset([1, 2])
-    env.step(act(env.space, {"op": "GERMINATE", "slot": "block2"}, {"op": "GERMINATE", "slot": "block1"}))
-    run, plan = env._runs[0], Plan({}, {}, ())
+    plan = seeded_run(env._runs[0])
     with Reads() as reads:
-        run.epoch(plan, (0.1, 0.2))
+        env._runs[0].epoch(plan, (0.1, 0.2))
     assert reads.count == 0
 
 
-def test_a_step_reads_no_more_values_with_more_training() -> None:
+def test_a_step_reads_no_more_values_with_more_training_and_validation() -> None:
     counts = []
-    for batches in (1, 6):
-        env = environment(f"environment.batches={batches}")
+    for batches, batch in ((1, 100), (6, 10)):
+        env = environment(f"environment.batches={batches}", f"environment.validation_batch={batch}")
         env.reset([1, 2])
-        with Reads() as reads:
-            env.step(act(env.space, {"op": "GERMINATE", "slot": "block2"}, {"op": "WAIT"}))
-        counts.append(reads.count)
-    assert counts[0] == counts[1] < 60
+        for _ in range(3):
+            seen = legal(env._slots, env.space, env.rules).op[0, 1]
+            with Reads() as reads:
+                env.step(act(env.space, {"op": "GERMINATE" if seen and not env.view.step else "WAIT"}, {"op": "WAIT"}))
+        counts.append(reads.count)  # a step with a blended seed whose contribution is measured
+    assert counts[0] == counts[1] <= 20 * env.envs
 
 
 def test_the_host_epoch_and_the_measurement_run_on_the_meta_device() -> None:
-    env = environment("data.device=cpu")
-    env.reset([1, 2])
-    env.step(act(env.space, {"op": "GERMINATE", "slot": "block2"}, {"op": "GERMINATE", "slot": "block1"}))
+    env = environment()
     data = env.data
     data.splits = {k: Labelled(v.images.to("meta"), v.labels.to("meta")) for k, v in data.splits.items()}
     data._padded, data._mean, data._std = (t.to("meta") for t in (data._padded, data._mean, data._std))
     data.device = torch.device("meta")
     run = HostRun(None, build=env._build, optimizer=env._optimizer, data=data, options=env._options)
-    run.graft("block1", "conv_light", Blend.ADD)
-    run.graft("block2", "norm", Blend.GATED)
-    settings = {"block1": Setting(Mode.BLENDED, 0.5), "block2": Setting(Mode.BEHIND, 1.0)}
-    packed = run.epoch(Plan(settings, settings, ("block1",)), (0.0, 0.1))
+    packed = run.epoch(seeded_run(run), (0.0, 0.1))
     assert (packed.device.type, packed.shape) == ("meta", (6 + 3 * 4,))
+
+
+def test_a_text_host_trains_and_is_measured_on_the_meta_device() -> None:
+    env = build_environment(
+        text_config("optimizer.build.fused=false", "host.dropout=0.1"), 1
+    )  # meta has no fused kernel
+    data = env.data
+    data.splits = {name: tokens.to("meta") for name, tokens in data.splits.items()}
+    data.device = torch.device("meta")
+    run = HostRun(None, build=env._build, optimizer=env._optimizer, data=data, options=env._options)
+    run.graft("segment1", "attention", Blend.GATED)
+    run.graft("segment2", "mlp_small", Blend.ADD)
+    settings = {"segment1": Setting(Mode.BLENDED, 0.5), "segment2": Setting(Mode.BEHIND, 1.0)}
+    packed = run.epoch(Plan(settings, settings, ("segment1",)), (0.0, 0.1))
+    assert packed.device.type == "meta"
+
+
+def test_half_precision_sees_the_same_health() -> None:
+    found = {}
+    for precision in ("32", "bf16", "fp16"):
+        env = environment(f"environment.precision={precision}", envs=1)
+        env.reset([1])
+        found[precision] = env.step(act(env.space, GERMINATE)).record.now
+    for precision in ("bf16", "fp16"):
+        torch.testing.assert_close(found[precision].health, found["32"].health, atol=0.15, rtol=0)
+        assert found[precision].loss.item() == pytest.approx(found["32"].loss.item(), rel=0.1)
 
 
 def scripted(env: Environment, script: dict[int, dict[str, str]], steps: int = 10) -> list[StepRecord]:
@@ -202,6 +239,19 @@ def test_flops_grow_with_seeds_and_with_probes() -> None:
     assert (spent[2][:-1] < spent[1][:-1]).all()
 
 
+@pytest.mark.parametrize("share", [0.1, 1.0])
+def test_a_probe_is_charged_for_the_batches_it_runs(share: float) -> None:
+    env = environment(f"environment.attribution_share={share}", envs=1)
+    scripted(env, {0: GERMINATE}, steps=4)
+    settings = {"block2": Setting(Mode.BLENDED, 1.0)}
+    plan, run = Plan(settings, settings, ("block2",)), env._runs[0]
+    before = env._ledger._flops.clone()
+    env._ledger.epoch(0, plan)
+    with FlopCounterMode(display=False) as counter:
+        run.epoch(plan, (0.4, 0.5))
+    assert (env._ledger._flops - before).item() == pytest.approx(counter.get_total_flops(), rel=0.12)
+
+
 def test_a_step_before_reset_or_after_the_end_is_refused() -> None:
     env = environment(envs=1)
     with pytest.raises(RuntimeError, match="call reset first"):
@@ -232,6 +282,12 @@ def test_episode_records_survive_the_round_trip(tmp_path) -> None:  # type: igno
         file.write('{"cut off')
     found = list(read(tmp_path / "episodes.jsonl"))
     assert found == lines
+    writer = Writer(tmp_path / "episodes.jsonl")  # what was cut off gives way
+    writer.write(lines[0])
+    writer.close()
+    assert list(read(tmp_path / "episodes.jsonl")) == [*lines, lines[0]]
+    Writer(tmp_path / "episodes.jsonl", fresh=True).close()
+    assert list(read(tmp_path / "episodes.jsonl")) == []
     assert found[0]["data"] == "synthetic_images"
     assert len(found[0]["steps"]) == 10
     assert found[0]["steps"][0]["contribution"] == [None] * 3

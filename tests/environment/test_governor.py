@@ -120,3 +120,45 @@ def test_snapshots_are_taken_only_of_sound_hosts_and_one_is_kept() -> None:
     assert env._saved[1] is not saved[1]
     assert len(env._saved) == 2
     assert all(value.isfinite().all() and value.device.type == "cpu" for value in env._saved[0].weights.values())
+
+
+def test_after_a_rollback_the_past_is_forgotten() -> None:
+    """A host that is back at its beginning is near chance again; that is no second collapse."""
+    env = environment()
+    run_to(env, {}, 3)
+    env._governor._losses[:] = 0.5  # as if it had learned well
+    poison(env, 0)
+    reasons = [env.step(act(env.space, WAIT, WAIT)).record.rollback[0].item() for _ in range(5)]
+    assert reasons == [Reason.NON_FINITE, 0, 0, 0, 0]
+
+
+def test_a_fossil_of_an_unsound_host_is_saved_without_the_host() -> None:
+    env = environment()
+    run_to(env, {0: GERMINATE}, 6)
+    good = env._saved[0]
+    env._governor._strikes[0] = 1
+    with torch.no_grad():
+        env.model(0).host.segments[-1][-1].bias += 200
+    env._save_fossils(torch.tensor([[False, True, False], [False, False, False]]), env._slots)
+    saved = env._saved[0]
+    assert saved.seeds == {**good.seeds, "block2": ("conv_light", 0)}
+    bias = next(name for name in good.weights if name.startswith("host.segments.3") and name.endswith("bias"))
+    assert torch.equal(saved.weights[bias], good.weights[bias])
+    assert "seeds.block2.body.branch.0.weight" in saved.weights
+    env._runs[0].restore(saved)
+    assert list(env.model(0).seeds) == ["block2"]
+
+
+def test_at_the_end_only_a_host_that_is_not_finite_is_rolled_back() -> None:
+    env = environment()
+    run_to(env, {}, 9)
+    env._governor._losses[:] = 0.5  # the committed host may well be near chance after this
+    poison(env, 1)
+    step = env.step(act(env.space, WAIT, WAIT))
+    assert step.record.rollback.tolist() == [Reason.NONE, Reason.NON_FINITE]
+
+
+@pytest.mark.parametrize("key", ["history", "least", "patience", "snapshot_every"])
+def test_an_impossible_governor_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match=f"governor.{key}=0: must be at least 1"):
+        governor(**{key: 0})

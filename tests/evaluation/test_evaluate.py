@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from esper.config import check
+from esper.config import build_environment, check
+from esper.evaluate import check_arms
 from esper.evaluate import evaluate as run
 from esper.evaluation.summary import interval
 from esper.records import read
@@ -82,7 +83,10 @@ BAD = {
     ("slots.names=[]",): "slots.names=[]: must name at least one of block1, block2, block3, or be null for all.",
     ("slots.blueprints=[lora]",): "blueprint=lora: is unknown among cnn blueprints; allowed are norm, attention",
     ("environment.batch=401",): "environment.batch=401: is larger than data.train=400.",
-    ("environment.steps=0",): "environment.steps=0: must be at least 1.",
+    ("environment.steps=0",): "environment.steps=0: must be a whole number of at least 1.",
+    ("environment.steps=abc",): "environment.steps=abc: must be a whole number of at least 1.",
+    ("device=cuda",): "device=cuda: there is no CUDA device here; cpu is allowed.",
+    ("slots.blueprints=[]",): "slots.blueprints=[]: must name at least one, or be null",
     (
         "+reward.terms.bonus._target_=esper.rewards.terms.Bonus",
     ): "reward.terms.bonus: esper.rewards.terms.Bonus is unknown",
@@ -98,6 +102,37 @@ def test_bad_input_is_refused_in_one_sentence_before_anything_is_built(
     monkeypatch.setattr("esper.data.synthetic.images", None)  # no data may be loaded
     with pytest.raises(ValueError, match="^" + sentence.replace("[", r"\[").replace(".", r"\.")):
         check(config(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("+environment.foo=1",), r"esper\.environment\.Environment: .*unexpected keyword argument 'foo'"),
+        (
+            ("+reward.terms.bonus._target_=esper.rewards.terms.Rent",),
+            r"missing 1 required positional argument: 'weight'",
+        ),
+        (("+reward.terms.bonus._target_=esper.rewards.terms2.Rent",), r"esper\.rewards\.Reward: "),
+    ],
+)
+def test_what_cannot_be_built_is_told_in_one_sentence(overrides: tuple[str, ...], sentence: str) -> None:
+    composed = config(*overrides)
+    check(composed)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        build_environment(composed)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [("", "holds no episodes"), ('{"a": 1}\n', "line 0 is no episode record")]
+)
+def test_a_replay_without_an_episode_is_refused(content: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").write_text(content)
+    composed = config("controllers=[replay]", f"replay.records={tmp_path}/e.jsonl")
+    with pytest.raises(ValueError, match=sentence):
+        check_arms(composed)
+    with pytest.raises(ValueError, match=r"replay\.records=null: must name an episodes\.jsonl"):
+        check_arms(config("controllers=[replay]"))
 
 
 def test_good_input_passes() -> None:

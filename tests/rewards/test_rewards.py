@@ -92,6 +92,28 @@ def test_an_episodes_return_is_its_final_score_less_its_final_rent() -> None:
     assert earned == pytest.approx((last.now.score - last.initial_score).item() - growth, abs=1e-3)
 
 
+def test_every_signal_of_a_real_run_has_its_sign() -> None:
+    """Rent falls due when a seed germinates and is paid back when it is pruned; credit follows what was measured."""
+    env = environment("reward=shaped", envs=1)
+    env.reset([1])
+    script = {0: {"op": "GERMINATE", "slot": "block2", "blueprint": "conv_light"}, 6: {"op": "PRUNE", "slot": "block2"}}
+    steps = [env.step(act(env.space, script.get(t, {"op": "WAIT"}))) for t in range(10)]
+    rent = [terms.Rent(weight=-1.0)(step.record).item() for step in steps]
+    gone = next(t for t, step in enumerate(steps) if step.record.entered[0, 1, Stage.PRUNED])
+    assert rent[0] == pytest.approx(-math.log((6418 + 2336) / 6418), abs=1e-5)
+    assert sum(rent) == pytest.approx(0, abs=1e-5)
+    assert rent[gone] > 0 or rent[gone + 1] > 0
+    for step in steps:
+        standing, now, before = step.rewarded.parts, step.record.now, step.record.before
+        assert (standing["rent"] < 0) == (now.parameters > 6418)
+        earned = terms.credit(step.record.after.contribution, now.progress).sum()
+        owned = terms.credit(before.contribution, step.record.earlier.progress).sum()
+        if not step.record.terminated:
+            assert standing["attribution"].item() == pytest.approx((earned - owned).item(), abs=1e-5)
+    pruned = steps[6].record.before.contribution[0, 1].item()
+    assert (steps[6].rewarded.parts["prune"].item() > 0) == (pruned < 0)
+
+
 def test_growing_costs_rent_when_it_happens() -> None:
     grown = record(earlier=measured(parameters=1000.0), now=measured(parameters=2000.0))
     assert pay(terms.Rent(weight=-1.0), grown) == pytest.approx(-math.log(2))
@@ -116,10 +138,10 @@ def test_the_governors_penalty_is_a_term() -> None:
 
 def test_the_sparse_reward_is_held_in_bounds_before_it_is_weighted() -> None:
     rich = record(ended=True, now=measured(score=1000.0))
-    assert pay(terms.Sparse(weight=7.0, per_parameter=0.0), rich) == pytest.approx(7.0)
-    assert pay(terms.Sparse(weight=7.0, per_parameter=0.0), record(now=measured(score=50.0))) == 0
+    assert pay(terms.Sparse(weight=7.0, base=0.0, span=100.0, per_parameter=0.0), rich) == pytest.approx(7.0)
+    assert pay(terms.Sparse(weight=7.0, base=0.0, span=100.0, per_parameter=0.0), record(now=measured(score=50.0))) == 0
     assert pay(
-        terms.Sparse(weight=2.0, per_parameter=1e-4), record(ended=True, now=measured(score=50.0))
+        terms.Sparse(weight=2.0, base=0.0, span=100.0, per_parameter=1e-4), record(ended=True, now=measured(score=50.0))
     ) == pytest.approx(2 * (0.5 - 0.1))
 
 
@@ -128,7 +150,7 @@ def test_ratios_are_never_formed_with_nothing(progress: float) -> None:
     step = record(now=measured(contribution=on_slot(8.0), progress=on_slot(progress)))
     term = terms.RatioPenalty(weight=-1.0, threshold=5.0, least_gain=0.0, most=0.3)
     assert -0.3 <= pay(term, step) <= 0
-    assert torch.isfinite(terms.credit(on_slot(8.0), on_slot(progress), 3.0)).all()
+    assert torch.isfinite(terms.credit(on_slot(8.0), on_slot(progress))).all()
 
 
 def test_the_ratio_penalty_starts_above_its_threshold_and_is_bounded() -> None:
@@ -154,12 +176,24 @@ def test_indecision_grows_boundedly() -> None:
 
 
 def test_a_seed_is_credited_once_however_long_it_stays() -> None:
-    term = terms.Attribution(weight=1.0, steepness=3.0)
+    term = terms.Attribution(weight=1.0)
     slots, figures = seed(Stage.HOLDING, contribution=3.0), measured(progress=on_slot(5.0))
     came = record(before=seed(Stage.HOLDING), after=slots, earlier=figures, now=figures)
     stayed = record(before=slots, after=slots, earlier=figures, now=figures)
     assert pay(term, came) == pytest.approx(3.0)
     assert pay(term, stayed) == 0
+    assert pay(term, replace(stayed, terminated=torch.tensor([True]))) == pytest.approx(-3.0)  # it is switched off
+    fossil = seed(Stage.FOSSILIZED, contribution=3.0)
+    assert pay(term, record(before=fossil, after=fossil, earlier=figures, now=figures, ended=True)) == 0
+
+
+def test_only_seeds_on_their_way_in_are_warned() -> None:
+    term = terms.BlendingWarning(weight=-1.0, first=0.1, more=0.05, most=0.4)
+    losing = measured(progress=on_slot(-1.0))
+    coming = seed(Stage.BLENDING, alpha=0.5, alpha_target=1.0, epochs_in_stage=1)
+    going = seed(Stage.BLENDING, alpha=0.5, alpha_target=0.0, epochs_in_stage=1)
+    assert pay(term, record(after=coming, now=losing)) == pytest.approx(-0.15)
+    assert pay(term, record(after=going, now=losing)) == 0
 
 
 @pytest.mark.parametrize(
@@ -169,7 +203,7 @@ def test_a_seed_is_credited_once_however_long_it_stays() -> None:
 def test_credit_follows_contribution_only_as_far_as_the_host_has_gained(
     contribution: float, progress: float, expected: float
 ) -> None:
-    assert terms.credit(torch.tensor(contribution), torch.tensor(progress), 3.0).item() == pytest.approx(expected)
+    assert terms.credit(torch.tensor(contribution), torch.tensor(progress)).item() == pytest.approx(expected)
 
 
 def test_pruning_is_shaped_within_bounds() -> None:
@@ -195,7 +229,8 @@ def test_fossilising_pays_for_contribution_and_legitimacy() -> None:
     assert paid(5.0, 5) == pytest.approx(1.0)
     assert paid(5.0, 1) == pytest.approx(0.2)
     assert paid(0.5, 5) == paid(5.0, 5, progress=-1.0) == pytest.approx(-0.2)
-    assert paid(1e9, 5) == pytest.approx(2.0)
+    assert paid(1e9, 5) == pytest.approx(1.5)  # the harmonic mean of it and the host's five points
+    assert paid(1e9, 5, progress=1e9) == pytest.approx(2.0)
 
 
 def test_terminal_terms_pay_only_at_the_end() -> None:
