@@ -65,10 +65,10 @@ def evaluate(config: DictConfig, directory: Path, console: Console) -> dict[str,
     """Run every controller on every episode; records, summary and picture go into `directory`."""
     check_arms(config)
     check(config)
-    environment = build_environment(config, min(config.environment.envs, config.episodes))
+    rounds = -(-config.episodes // config.environment.envs)
+    environment = build_environment(config, -(-config.episodes // rounds))  # so that no round has idle environments
     controllers = {name: build_controller(config, name, environment) for name in config.controllers}
     seeds = [derive("evaluation", config.seed, index) for index in range(config.episodes)]
-    rounds = -(-len(seeds) // environment.envs)
     console.print(f"{environment.data.name}, {len(seeds)} episodes of {environment.steps} steps each -> {directory}")
     finished: dict[str, list[dict[str, Any]]] = {}
     writer = Writer(directory / "episodes.jsonl", fresh=True)
