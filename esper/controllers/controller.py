@@ -1,6 +1,6 @@
 """What a controller is, and how one is asked for an action by the names of its options."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -42,7 +42,7 @@ def is_legal(space: ActionSpace, masks: Masks, env: int, op: Op, slot: str) -> b
     return bool(masks.slot[env, space.ops.index(op), space.slots.index(slot)])
 
 
-def available(space: ActionSpace, names: Mapping[str, str] | Sequence[str]) -> str:
+def available(space: ActionSpace, names: Sequence[str]) -> str:
     """The first of some blueprints that this space has."""
     found = next((name for name in names if name in space.blueprints), None)
     if found is None:
