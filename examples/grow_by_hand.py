@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.blueprints import blueprints
+from esper.blueprints import blueprint, blueprints
 from esper.config import load
 from esper.data import Data, DataError
 from esper.growth import GrowingHost, Settings, seed_settings
@@ -40,6 +40,8 @@ def action(space: ActionSpace, **names: str) -> Tensor:
 def run(chosen: argparse.Namespace, data: Data, grow: bool) -> None:
     with seeded(derive("weights", chosen.seed)):
         host = load(f"host/{chosen.host}")
+    host.slot(chosen.slot)  # these two say so if there is none of that name
+    blueprint(host.topology, chosen.blueprint)
     model = GrowingHost(host, coadapt=True)
     optimizer = load("optimizer/sgd", model=model)
     stream = data.stream(64, generator("data", chosen.seed))
