@@ -76,8 +76,7 @@ def check(config: DictConfig) -> None:
     if train is not None and config.environment.batch > train:
         raise ValueError(f"environment.batch={config.environment.batch}: is larger than data.train={train}.")
     _check_reward(config)
-    with torch.device("meta"):
-        host: Host = build(config.host)
+    host = _outline(config)
     names = [slot.name for slot in host.slots]
     chosen = config.slots.names
     if chosen is not None and not chosen:
@@ -92,6 +91,13 @@ def check(config: DictConfig) -> None:
     kind = {"cnn": "images", "transformer": "text"}.get(host.topology)
     if (kind == "text") != ("vocabulary" in config.data):
         raise ValueError(f"data: a host of topology {host.topology} needs {kind}; choose another data set or host.")
+
+
+def _outline(config: DictConfig) -> Host:
+    """The host without its weights, to ask for its slots."""
+    with torch.device("meta"):
+        host: Host = build(config.host)
+    return host
 
 
 def _check_reward(config: DictConfig) -> None:
@@ -110,8 +116,7 @@ def _check_reward(config: DictConfig) -> None:
 
 def build_environment(config: DictConfig, envs: int | None = None) -> Environment:
     """The environment that a checked configuration describes; `envs` wins over its number of environments."""
-    with torch.device("meta"):
-        host: Host = build(config.host)
+    host = _outline(config)
     ordered = [slot.name for slot in host.slots if config.slots.names is None or slot.name in config.slots.names]
     offered = config.slots.blueprints or list(blueprints(host.topology))
     changes = {} if envs is None else {"envs": envs}

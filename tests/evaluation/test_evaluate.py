@@ -65,7 +65,12 @@ def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
         "environment.steps=20",
     ]
     command = [sys.executable, "-m", "esper.evaluate", *SMALL, f"hydra.run.dir={tmp_path}", *overrides]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+
+    def heed_interrupts() -> None:  # a test run in the background of a shell ignores them, and so would its children
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=heed_interrupts, **pipes) as running:
         records = tmp_path / "episodes.jsonl"
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and not (records.exists() and records.read_text().count("\n")):
