@@ -1,6 +1,7 @@
 """Where the configuration lives, how it is checked before anything is built, and how it becomes objects."""
 
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,21 @@ def build(node: DictConfig, **changes: object) -> Any:
 
     Nothing that is built ever sees a piece of configuration: containers arrive as plain ones, objects as themselves.
     """
+    target = node.get("_target_", "configuration")
+    later = changes.pop("_partial_", node.get("_partial_", False))
+    objects = {key: value for key, value in changes.items() if is_dataclass(value)}  # Hydra would take them for config
+    rest = {key: value for key, value in changes.items() if key not in objects}
     try:
-        return instantiate(node, **changes, _convert_="object")
+        make = partial(instantiate(node, **rest, _partial_=True, _convert_="object"), **objects)
+        return make if later else make()
     except InstantiationException as error:  # Hydra's wrapper hides the sentence that says what is wrong
         cause = error.__cause__
         if isinstance(cause, ValueError | DataError):
             raise cause from None
         reason = str(cause or error).splitlines()[0].rstrip(".:")
-        raise ValueError(f"{node.get('_target_', 'configuration')}: {reason}.") from None
+        raise ValueError(f"{target}: {reason}.") from None
+    except TypeError as error:
+        raise ValueError(f"{target}: {error}.") from None
 
 
 def check(config: DictConfig) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from esper.environment import Environment, Reason, Step
@@ -131,8 +130,3 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}: line {number} is no episode record.") from error
         yield found
-
-
-def final_score(test_score: Tensor, parameters: Tensor, host_parameters: Tensor) -> Tensor:
-    """The score that arms are compared by: test score less one point for each factor e of growth; [envs]."""
-    return test_score - torch.log(parameters / host_parameters)

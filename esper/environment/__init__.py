@@ -2,8 +2,8 @@
 
 from esper.environment.environment import Environment
 from esper.environment.governor import Governor, Reason
-from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, View
-from esper.environment.record import Measured, StepRecord
+from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Inputs, Observation, View
+from esper.environment.record import Measured, StepRecord, rated
 from esper.environment.step import Rewarded, Step
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "SLOT_WIDTH",
     "Environment",
     "Governor",
+    "Inputs",
     "Measured",
     "Observation",
     "Reason",
@@ -18,4 +19,5 @@ __all__ = [
     "Step",
     "StepRecord",
     "View",
+    "rated",
 ]

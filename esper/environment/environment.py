@@ -12,8 +12,8 @@ from esper.environment.flops import Costs
 from esper.environment.governor import Governor, Reason
 from esper.environment.host_run import PRECISIONS, HostRun, Plan, RunOptions
 from esper.environment.ledger import Ledger
-from esper.environment.observation import Observation, View, first_view, next_view, observe
-from esper.environment.record import Measured, StepRecord
+from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, View, first_view, next_view, observe
+from esper.environment.record import Measured, StepRecord, rated
 from esper.environment.step import Rewarded, Step
 from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, Snapshot, adopt, seed_settings
 from esper.hosts import Host
@@ -21,6 +21,7 @@ from esper.lifecycle import (
     ActionSpace,
     Blend,
     Events,
+    Layout,
     Measurements,
     Rules,
     Slots,
@@ -94,6 +95,7 @@ class Environment:
         _one_of("time_limit", time_limit, ("terminate", "truncate"))
         _one_of("precision", precision, tuple(PRECISIONS))
         self.space, self.rules, self.data, self.envs, self.steps = space, rules, data, envs, steps
+        self.layout = Layout.of(space, BASE_WIDTH, SLOT_WIDTH)
         self._build, self._optimizer, self._make_governor, self._reward = build, optimizer, governor, reward
         self._every, self._time_limit = attribution_every, time_limit
         self._options = RunOptions(
@@ -186,6 +188,18 @@ class Environment:
             "loss": found[:, 0],
             "accuracy": found[:, 1],
             "score": self.data.score("test", found[:, 0], found[:, 1]),
+        }
+
+    def outcome(self) -> dict[str, Tensor]:
+        """What the episodes have come to so far, by what was validated: figures [envs]."""
+        now, growth = self._view.now, self._view.now.parameters / self._view.host_parameters
+        return {
+            "score": rated(now.score, growth),
+            "validation_score": now.score,
+            "loss": now.loss,
+            "growth": growth,
+            "fossils": (self._slots.stage == Stage.FOSSILIZED).sum(1).float(),
+            "gflops": (now.flops / 1e9).float(),
         }
 
     def close(self) -> None:

@@ -37,13 +37,25 @@ class View:
 
 
 @dataclass(frozen=True)
-class Observation:
-    """What a controller is given. Networks read the tensors; hand-written rules may read the view."""
+class Inputs:
+    """What a network reads."""
 
     base: Tensor  # float32 [envs, base features]
     slots: Tensor  # float32 [envs, slots, features of a slot]
     blueprints: Tensor  # int64 [envs, slots], 0 for none, else 1 + index into the space's blueprints
     masks: Masks
+
+    def to(self, device: torch.device) -> "Inputs":
+        base, slots, blueprints = (
+            part.to(device, non_blocking=True) for part in (self.base, self.slots, self.blueprints)
+        )
+        return Inputs(base, slots, blueprints, self.masks.to(device))
+
+
+@dataclass(frozen=True)
+class Observation(Inputs):
+    """What a controller is given. Networks read the inputs; hand-written rules may read the view."""
+
     view: View
 
 

@@ -55,3 +55,8 @@ class StepRecord:
     rollback: Tensor  # int64 [envs], governor.Reason values; 0 is none
     terminated: Tensor  # bool [envs]
     truncated: Tensor  # bool [envs]
+
+
+def rated(score: Tensor, growth: Tensor) -> Tensor:
+    """What episodes are compared by: the score less one point for each factor e of growth in parameters; [envs]."""
+    return score - growth.log()

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from esper.controllers import Controller
-from esper.environment import Environment
-from esper.records import EpisodeLog, episode, final_score, plain
+from esper.environment import Environment, rated
+from esper.records import EpisodeLog, episode, plain
 
 
 def run_round(
@@ -39,7 +39,7 @@ def run_episodes(
         padded = chunk + chunk[:1] * (width - len(chunk))  # idle environments repeat the first, and are not recorded
         log, seconds = run_round(environment, controller, padded, on_step)
         test, view = environment.test(), environment.view
-        score = final_score(test["score"], view.now.parameters, view.host_parameters)
+        score = rated(test["score"], view.now.parameters / view.host_parameters)
         for env in range(len(chunk)):
             final = {
                 "test_loss": plain(test["loss"][env]),

@@ -2,6 +2,7 @@
 
 from esper.lifecycle.actions import HEAD_NAMES, HEADS, ActionSpace, Blend, Decision, Head, Op
 from esper.lifecycle.alpha import Curve
+from esper.lifecycle.layout import Layout
 from esper.lifecycle.masks import Masks, active, available, causal, legal
 from esper.lifecycle.rules import Gate, Rules, gates
 from esper.lifecycle.slots import Events, Measurements, Slots
@@ -22,6 +23,7 @@ __all__ = [
     "Events",
     "Gate",
     "Head",
+    "Layout",
     "Masks",
     "Measurements",
     "Op",

@@ -149,6 +149,10 @@ class ActionSpace:
     def blueprints(self) -> tuple[str, ...]:
         return self._table[HEAD_NAMES.index("blueprint")].options
 
+    @property
+    def head_names(self) -> tuple[str, ...]:
+        return tuple(head.name for head in self.heads)
+
     def usual(self, head: str) -> int:
         """The option of a head that is taken where none is chosen."""
         return self._fixed.get(head, 0)

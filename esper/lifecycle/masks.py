@@ -1,6 +1,8 @@
 """What may be done, what was done, and what could have been: legal, causal and availability masks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +13,15 @@ from esper.lifecycle.slots import Slots
 from esper.lifecycle.stages import NEXT, Stage
 
 
+class Table(Protocol):
+    """The heads of an action space or of a layout, and which op uses which."""
+
+    @property
+    def head_names(self) -> tuple[str, ...]: ...
+
+    def uses(self, device: torch.device | None = None) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Masks:
     """Legal options, true where allowed. Any legal op with any slot that its row allows is a legal pair."""
@@ -18,6 +29,14 @@ class Masks:
     op: Tensor  # [envs, ops]
     slot: Tensor  # [envs, ops, slots]; a row is all false where its op is illegal or uses no slot
     others: dict[str, Tensor]  # [envs, options] for each head behind the slot
+
+    def to(self, device: torch.device) -> "Masks":
+        return self.each(lambda mask: mask.to(device, non_blocking=True))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Masks":
+        """The same change made to every mask."""
+        others = {name: change(mask) for name, mask in self.others.items()}
+        return Masks(change(self.op), change(self.slot), others)
 
     def under(self, head: str, op: Tensor) -> Tensor:
         """The options of one head once the op is chosen: [envs, options]. `op` [envs] indexes the space's ops."""
@@ -60,21 +79,21 @@ def legal(slots: Slots, space: ActionSpace, rules: Rules) -> Masks:
     return Masks(op=by_slot.any(-1) | waiting, slot=by_slot, others=others)
 
 
-def causal(op: Tensor, space: ActionSpace) -> Tensor:
+def causal(op: Tensor, table: Table) -> Tensor:
     """Which heads took part in what was done: bool [..., heads] for chosen ops [...], on the same device."""
-    return space.uses(op.device)[op]
+    return table.uses(op.device)[op]
 
 
-def active(masks: Masks, op: Tensor, space: ActionSpace) -> Tensor:
+def active(masks: Masks, op: Tensor, table: Table) -> Tensor:
     """Which heads took part and had a choice, at least two legal options: bool [envs, heads]."""
-    choice = torch.stack([masks.under(head.name, op).sum(-1) >= 2 for head in space.heads], dim=-1)
-    return causal(op, space) & choice
+    choice = torch.stack([masks.under(head, op).sum(-1) >= 2 for head in table.head_names], dim=-1)
+    return causal(op, table) & choice
 
 
-def available(masks: Masks, space: ActionSpace) -> Tensor:
+def available(masks: Masks, table: Table) -> Tensor:
     """Which heads had a choice under some legal op, whatever was done: bool [envs, heads]."""
-    choice = torch.stack([_choice_by_op(masks, head.name) for head in space.heads], dim=-1)  # [envs, ops, heads]
-    return (masks.op.unsqueeze(-1) & space.uses(masks.op.device) & choice).any(1)
+    choice = torch.stack([_choice_by_op(masks, head) for head in table.head_names], dim=-1)  # [envs, ops, heads]
+    return (masks.op.unsqueeze(-1) & table.uses(masks.op.device) & choice).any(1)
 
 
 def _choice_by_op(masks: Masks, head: str) -> Tensor:

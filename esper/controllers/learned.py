@@ -1,0 +1,66 @@
+"""The learned policy as a controller: it samples, or takes what is likeliest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.controllers.network import Policy, State, noise_width
+from esper.environment import Inputs
+from esper.seeding import generator
+
+
+@dataclass(frozen=True)
+class Recollection:
+    """What the policy remembers between steps, and each episode's own source of chance."""
+
+    state: State
+    noise: list[torch.Generator]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An action and all that an update must know of how it came about."""
+
+    action: Tensor  # int64 [envs, heads]
+    log_prob: Tensor  # [envs, heads]
+    value: Tensor  # [envs], in units of the return scale
+    base: Tensor  # [envs, features], as the network saw them
+    slots: Tensor  # [envs, slots, features], likewise
+
+
+class Learned:
+    """Acts by a policy.
+
+    Arguments:
+        policy: the network
+        greedy: take the likeliest option of each head, without chance
+    """
+
+    def __init__(self, policy: Policy, *, greedy: bool) -> None:
+        self._policy, self._greedy = policy, greedy
+        self._draws = noise_width(policy.layout)
+
+    def begin(self, seeds: Sequence[int]) -> Recollection:
+        return Recollection(self._policy.begin(len(seeds)), [generator("action noise", seed) for seed in seeds])
+
+    def act(self, observation: Inputs, memory: Recollection) -> tuple[Tensor, Recollection]:
+        choice, memory = self.decide(observation, memory)
+        return choice.action, memory
+
+    @torch.inference_mode()
+    def decide(self, observation: Inputs, memory: Recollection) -> tuple[Choice, Recollection]:
+        """An action with its log-probabilities and the value of the state."""
+        device = memory.state[0].device
+        inputs = observation.to(device)
+        base, slots = self._policy.normalised(inputs)
+        output = self._policy(base.unsqueeze(1), slots.unsqueeze(1), inputs.blueprints.unsqueeze(1), memory.state)
+        distribution = self._policy.distribution(output.logits, inputs.masks)
+        if self._greedy:
+            action = distribution.mode()
+        else:
+            noise = torch.stack([torch.empty(self._draws).exponential_(generator=draws) for draws in memory.noise])
+            action = distribution.sample(noise.to(device, non_blocking=True))
+        choice = Choice(action, distribution.log_prob(action), output.value.squeeze(1), base, slots)
+        return choice, Recollection(output.state, memory.noise)

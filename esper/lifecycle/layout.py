@@ -1,0 +1,55 @@
+"""The shape and the names of all that a policy sees and chooses."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.actions import ActionSpace
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Policies of equal layouts can stand in for each other. It sizes networks and storage, and is in checkpoints."""
+
+    base: int  # features of the host
+    slot: int  # features of each slot
+    slots: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    options: dict[str, tuple[str, ...]]  # by head, the op first
+    users: dict[str, tuple[str, ...]]  # the ops that use each head
+
+    @classmethod
+    def of(cls, space: ActionSpace, base: int, slot: int) -> "Layout":
+        return cls(
+            base,
+            slot,
+            space.slots,
+            space.blueprints,
+            {head.name: head.options for head in space.heads},
+            {head.name: tuple(op.name for op in space.ops if op in head.ops) for head in space.heads},
+        )
+
+    @property
+    def head_names(self) -> tuple[str, ...]:
+        return tuple(self.options)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        return self.options["op"]
+
+    def uses(self, device: torch.device | None = None) -> Tensor:
+        """Which heads each op uses: bool [ops, heads]."""
+        return torch.tensor([[op in users for users in self.users.values()] for op in self.ops], device=device)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data, for a checkpoint."""
+        return {
+            "base": self.base,
+            "slot": self.slot,
+            "slots": list(self.slots),
+            "blueprints": list(self.blueprints),
+            "options": {name: list(options) for name, options in self.options.items()},
+            "users": {name: list(users) for name, users in self.users.items()},
+        }
