@@ -1,17 +1,23 @@
 """Where the configuration lives, how it is checked before anything is built, and how it becomes objects."""
 
-from collections.abc import Sequence
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
-from omegaconf import DictConfig
+from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from esper.blueprints import blueprint, blueprints
 from esper.data import DataError
@@ -69,6 +75,11 @@ def build(node: DictConfig, **changes: object) -> Any:
         reason = str(cause or error).splitlines()[0].rstrip(".:")
         raise ValueError(f"{target}: {reason}.") from None
     except TypeError as error:
+        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if wrong:
+            word = str(wrong[1])
+            known = list(signature(get_class(target)).parameters)
+            raise ValueError(f"{target}: {word} is no setting of it; {nearest(word, known)}.") from None
         raise ValueError(f"{target}: {error}.") from None
 
 
@@ -120,6 +131,82 @@ def _check_reward(config: DictConfig) -> None:
             raise ValueError(f"reward.terms.{name}: {target} is unknown; there are {', '.join(sorted(known))}.")
         if "gamma" in term and term.gamma != config.gamma:
             raise ValueError(f"reward.terms.{name}.gamma={term.gamma}: must be gamma={config.gamma}, which PPO uses.")
+
+
+def check_learning(config: DictConfig) -> None:
+    """Refuse a configuration that nothing can be learned with, before data is loaded or anything is built."""
+    unknown_keys(config, "run")
+    if not isinstance(config.rounds, int) or config.rounds < 1:
+        raise ValueError(f"rounds={config.rounds}: must be a whole number of at least 1.")
+    if not isinstance(config.validate_every, int) or config.validate_every < 0:
+        raise ValueError(f"validate_every={config.validate_every}: must be a whole number of at least 0.")
+    settings, envs = build(config.ppo), config.environment.envs
+    if settings.minibatches * settings.accumulate > envs:
+        raise ValueError(
+            f"ppo.minibatches={settings.minibatches}, ppo.accumulate={settings.accumulate}: their product must be at "
+            f"most the {envs} episodes of a round (environment.envs)."
+        )
+    if config.ppo.gamma != config.gamma:
+        raise ValueError(f"ppo.gamma={config.ppo.gamma}: must be gamma={config.gamma}, which the reward uses.")
+    if grows(config):
+        check(config)
+
+
+def grows(config: DictConfig) -> bool:
+    """Whether hosts are grown, rather than another kind of environment played."""
+    return bool(config.environment._target_ == "esper.environment.Environment")
+
+
+def unknown_keys(config: DictConfig, name: str) -> None:
+    """Refuse keys at the top that no configuration of this name has; deeper ones are known by what they build."""
+    known = [str(key) for key in compose_config(name)]
+    for key in map(str, config):
+        if key not in known:
+            raise ValueError(f"{key}: there is no such key; {nearest(key, known)}.")
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """The known key that was probably meant, in words."""
+    found = get_close_matches(key, known, 1, 0.0)
+    return f"the nearest is {found[0]}" if found else "there are none"
+
+
+def build_offered(node: DictConfig, **offers: object) -> Any:
+    """Build a node with those of the offered arguments that it can take."""
+    takes = signature(get_class(node._target_)).parameters
+    return build(node, _partial_=False, **{name: value for name, value in offers.items() if name in takes})
+
+
+def build_world(config: DictConfig) -> Any:
+    """What a checked configuration lets a policy play: growing hosts, or another kind of environment."""
+    return build_environment(config) if grows(config) else build(config.environment, _partial_=False)
+
+
+def entry(main: Callable[[], None], name: str) -> None:
+    """Run a Hydra application; what it cannot understand of the command line is said in one sentence."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # lets its errors come here
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:
+        sys.exit(_sentence(error, name))
+
+
+def _sentence(error: Exception, name: str) -> str:
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        return f"{group}={option}: there is no such option; there are {', '.join(error.options)}."
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    wrong = re.match(r"Could not (?:override|append to config|delete from config).*'([^']+)'", lines[0])
+    if isinstance(error, ConfigCompositionException) and wrong:
+        config = compose_config(name)
+        keys = [str(key) for key in config] + [path.name for path in CONF.iterdir() if path.is_dir()]
+        key = str(wrong[1])
+        parent, _, _ = key.rpartition(".")
+        found = OmegaConf.select(config, parent) if parent else None
+        if isinstance(found, DictConfig):
+            keys = [f"{parent}.{name}" for name in map(str, found)]
+        return f"{key}: there is no such key; {nearest(key, keys)}."
+    return " ".join(lines)
 
 
 def build_environment(config: DictConfig, envs: int | None = None) -> Environment:

@@ -1,10 +1,14 @@
-"""One growing host as a gymnasium environment: `gymnasium.make("esper/Growth-v0")`, after `import esper.gym`.
+"""Both ways between gymnasium and us.
 
-Actions are flat, because masks over several discrete factors cannot express which pairs are legal; `action_masks()`
-says which are, in the form that MaskablePPO of sb3-contrib asks for.
+`GrowthEnv` is one growing host as a gymnasium environment: `gymnasium.make("esper/Growth-v0")`, after
+`import esper.gym`. `Gymnasium` plays any gymnasium environment with discrete actions for our collector.
+
+The actions of `GrowthEnv` are flat, because masks over several discrete factors cannot express which pairs are legal;
+`action_masks()` says which are, in the form that MaskablePPO of sb3-contrib asks for.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -15,8 +19,8 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box, Discrete
 
 from esper.config import build_environment, check, compose_config
-from esper.environment import Observation
-from esper.lifecycle import ActionSpace, Masks
+from esper.environment import Inputs, Observation
+from esper.lifecycle import ActionSpace, Layout, Masks
 from esper.seeding import derive
 
 NAME = "esper/Growth-v0"
@@ -86,6 +90,90 @@ class GrowthEnv(gymnasium.Env[np.ndarray, np.int64]):
         kinds = F.one_hot(observation.blueprints, len(self.environment.space.blueprints) + 1)
         parts = [observation.base[0], observation.slots[0].flatten(), kinds[0].flatten().float()]
         return torch.cat(parts).clamp(-BOUND, BOUND).numpy()
+
+
+@dataclass(frozen=True)
+class Played:
+    """What comes of a decision in every environment; those whose episode was over before are paid nothing."""
+
+    observation: Inputs
+    reward: torch.Tensor  # [envs]
+    terminated: torch.Tensor  # bool [envs]
+    truncated: torch.Tensor  # bool [envs]
+
+
+class Gymnasium:
+    """N gymnasium environments for our collector, one episode in each.
+
+    Masks are those of the environment's `action_masks()`, or all true where it has none.
+
+    Arguments:
+        name: as gymnasium.make takes it
+        envs: how many side by side
+        steps: of an episode at most, after which it is truncated; None is the environment's own limit
+        keep: which features are shown, by index; None is all of them
+    """
+
+    def __init__(self, name: str, *, envs: int, steps: int | None, keep: Sequence[int] | None) -> None:
+        if envs < 1:
+            raise ValueError(f"environment.envs={envs}: must be at least 1.")
+        if steps is not None and steps < 1:
+            raise ValueError(f"environment.steps={steps}: must be at least 1, or null for the environment's own.")
+        try:
+            self._games = [gymnasium.make(name, max_episode_steps=steps) for _ in range(envs)]
+        except gymnasium.error.Error as error:
+            raise ValueError(f"environment.name={name}: {error}") from None
+        game = self._games[0]
+        limit = steps or (game.spec.max_episode_steps if game.spec else None)
+        actions, shown = game.action_space, game.observation_space
+        if limit is None:
+            raise ValueError(f"environment.steps=null: {name} has no limit of its own; give one.")
+        if not isinstance(actions, Discrete) or not isinstance(shown, Box) or len(shown.shape) != 1:
+            raise ValueError(f"environment.name={name}: must have discrete actions and a flat box of features.")
+        self._keep = list(range(shown.shape[0])) if keep is None else list(keep)
+        if not self._keep or not all(0 <= index < shown.shape[0] for index in self._keep):
+            raise ValueError(f"environment.keep={self._keep}: must be among the {shown.shape[0]} features from 0.")
+        options = tuple(str(index) for index in range(int(actions.n)))
+        self.layout = Layout(len(self._keep), 0, (name,), (), {"op": options}, {"op": options})
+        self.name, self.envs, self.steps, self._first = name, envs, int(limit), int(actions.start)
+
+    def reset(self, seeds: Sequence[int]) -> Inputs:
+        """Begin an episode in each environment."""
+        if len(seeds) != self.envs:
+            raise ValueError(f"seeds: {len(seeds)} were given for environment.envs={self.envs}.")
+        self._seen = [game.reset(seed=seed)[0] for game, seed in zip(self._games, seeds, strict=True)]
+        self._over, self._returns = [False] * self.envs, torch.zeros(self.envs)
+        return self._inputs()
+
+    def step(self, action: torch.Tensor) -> Played:
+        """One decision [envs, 1] in every environment whose episode is not over."""
+        reward = torch.zeros(self.envs)
+        ends = torch.zeros(2, self.envs, dtype=torch.bool)
+        for env, option in enumerate(action[:, 0].tolist()):
+            if not self._over[env]:
+                self._seen[env], paid, terminated, truncated, _ = self._games[env].step(option + self._first)
+                reward[env] = float(paid)
+                ends[:, env] = torch.tensor([terminated, truncated and not terminated])
+                self._over[env] = bool(terminated or truncated)
+        self._returns += reward
+        return Played(self._inputs(), reward, ends[0], ends[1])
+
+    def outcome(self) -> dict[str, torch.Tensor]:
+        return {"score": self._returns}
+
+    def close(self) -> None:
+        for game in self._games:
+            game.close()
+
+    def _inputs(self) -> Inputs:
+        base = torch.from_numpy(np.stack(self._seen)[:, self._keep]).float()
+        op = torch.ones(self.envs, len(self.layout.ops), dtype=torch.bool)
+        for env, game in enumerate(self._games):
+            if game.has_wrapper_attr("action_masks") and not self._over[env]:
+                op[env] = torch.from_numpy(np.asarray(game.get_wrapper_attr("action_masks")(), dtype=bool))
+        nothing = torch.zeros(self.envs, 1, 0)
+        masks = Masks(op, torch.zeros(*op.shape, 1, dtype=torch.bool), {})
+        return Inputs(base, nothing, torch.zeros(self.envs, 1, dtype=torch.int64), masks)
 
 
 if NAME not in gymnasium.registry:

@@ -10,7 +10,7 @@ import esper
 PACKAGE = Path(esper.__file__).parent
 ROOMS = (
     "seeding", "lifecycle", "blueprints", "hosts", "growth", "data", "environment", "rewards", "controllers", "ppo",
-    "records", "telemetry", "evaluation", "config", "gym", "run", "evaluate", "report",
+    "records", "telemetry", "evaluation", "config", "gym", "resume", "run", "evaluate", "report",
 )  # fmt: skip
 FREE_OF_HYDRA = ROOMS[: ROOMS.index("config")]
 FILES = sorted(PACKAGE.rglob("*.py"))

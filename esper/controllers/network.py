@@ -38,7 +38,7 @@ class Policy(nn.Module):
         slot_width: width of a slot's own features
         gains: of the orthogonal initialisation: hidden layers, policy outputs, value output
         forget_bias: of the LSTM's forget gates at the start, so that it begins by remembering
-        floors: least probability of a legal option, by head
+        floors: least probability of a legal option, by head; None is none
         validate: check masks and logits whenever actions are chosen or judged
         momentum, least, most: of the observation statistics: weight of the newest (None: all alike), least standard
             deviation, and where normalised features are cut off
@@ -57,7 +57,7 @@ class Policy(nn.Module):
         slot_width: int,
         gains: Mapping[str, float],
         forget_bias: float,
-        floors: Mapping[str, float],
+        floors: Mapping[str, float] | None,
         validate: bool,
         momentum: float | None,
         least: float,
@@ -66,10 +66,13 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         least_sizes = {"hidden": 1, "depth": 1, "layers": 0, "embedding": 1, "slot_width": 1, "head_hidden": 1}
-        given = (hidden, depth, layers, embedding, slot_width, 1 if head_hidden is None else head_hidden)
-        for (key, smallest), value in zip(least_sizes.items(), given, strict=True):
-            if value < smallest:
-                raise ValueError(f"policy.{key}={value}: must be at least {smallest}.")
+        inner = max(LEAST_HEAD, hidden // 2) if head_hidden is None else head_hidden
+        given = (hidden, depth, layers, embedding, slot_width, inner)
+        self.sizes = dict(zip(least_sizes, given, strict=True))  # for checkpoints
+        for key, value in self.sizes.items():
+            if value < least_sizes[key]:
+                raise ValueError(f"policy.{key}={value}: must be at least {least_sizes[key]}.")
+        floors = floors or {}
         unknown = set(floors) - set(layout.head_names)
         if unknown or not all(0 <= floor < 1 for floor in floors.values()):
             raise ValueError(
@@ -77,7 +80,6 @@ class Policy(nn.Module):
             )
         self.layout = layout
         self._validate, self._floors, self._least, self._most = validate, dict(floors), least, most
-        self._shape = (layers, hidden)
         ops, slots = len(layout.ops), len(layout.slots)
         self.base_statistics = RunningStatistics(layout.base, momentum)
         self.slot_statistics = RunningStatistics(layout.slot, momentum)
@@ -87,7 +89,6 @@ class Policy(nn.Module):
         self.features.extend(nn.Linear(hidden, hidden) for _ in range(depth - 1))
         self.norm = nn.LayerNorm(hidden)  # the one norm: it keeps the LSTM's gates out of saturation
         self.memory = nn.LSTM(hidden, hidden, layers, batch_first=True) if layers else None
-        inner = head_hidden or max(LEAST_HEAD, hidden // 2)
         reads = {"op": hidden, "slot": hidden + slot_width}
         gives = {"slot": ops}
         self.heads = nn.ModuleDict(
@@ -100,13 +101,13 @@ class Policy(nn.Module):
         )
         self.critic = _mlp(hidden, inner, 1)
         self._initialise(gains, forget_bias)
+        self.compile_mode = compile
         if compile is not None:
             self.compile(mode=None if compile == "default" else compile, dynamic=True, fullgraph=False)
 
     def begin(self, envs: int) -> State:
         """The state in which every episode starts."""
-        layers, hidden = self._shape
-        zeros = torch.zeros(layers, envs, hidden, device=self.norm.weight.device)
+        zeros = torch.zeros(self.sizes["layers"], envs, self.sizes["hidden"], device=self.norm.weight.device)
         return zeros, zeros.clone()
 
     def forward(self, base: Tensor, slots: Tensor, blueprints: Tensor, state: State) -> Output:
@@ -139,8 +140,10 @@ class Policy(nn.Module):
             slot = core.new_zeros(len(core), len(self.layout.ops), around.shape[1])
         return Logits(self.heads["op"](core), slot, others)
 
-    def distribution(self, logits: Logits, masks: Masks) -> Factored:
-        return Factored(logits, masks, self.layout, self._floors, self._validate)
+    def distribution(self, logits: Logits, masks: Masks, validate: bool | None = None) -> Factored:
+        """Over actions; `validate` wins over what the policy was built with."""
+        check = self._validate if validate is None else validate
+        return Factored(logits, masks, self.layout, self._floors, check)
 
     def normalised(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Base and slot features as the network wants them."""

@@ -20,6 +20,14 @@ class Moments:
         picked = torch.where(valid.unsqueeze(-1), samples, 0).flatten(0, -2).double()
         return cls(valid.sum().double(), picked.sum(0), picked.square().sum(0))
 
+    @property
+    def mean(self) -> Tensor:
+        return self.total / self.count.clamp(min=1)
+
+    @property
+    def variance(self) -> Tensor:
+        return (self.squares / self.count.clamp(min=1) - self.mean.square()).clamp(min=0)
+
     def packed(self) -> Tensor:
         """As one tensor, which can be summed over ranks."""
         return torch.cat([self.count.reshape(1), self.total, self.squares])
@@ -56,14 +64,11 @@ class RunningStatistics(nn.Module):
     @torch.no_grad()
     def fold(self, moments: Moments) -> None:
         """Take new samples in; none leave everything as it was."""
-        count = moments.count.clamp(min=1)
-        mean = moments.total / count
-        variance = (moments.squares / count - mean.square()).clamp(min=0)
         share = moments.count / (self.count + moments.count).clamp(min=1)
         if self._momentum is not None:
             share = torch.where(share < 1, self._momentum * moments.count.sign(), share)  # the first are taken whole
-        shift = mean - self.mean
-        self.variance.add_(share * (variance - self.variance + (1 - share) * shift.square()))
+        shift = moments.mean - self.mean
+        self.variance.add_(share * (moments.variance - self.variance + (1 - share) * shift.square()))
         self.mean.add_(share * shift)
         self.count.add_(moments.count)
 

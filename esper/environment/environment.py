@@ -95,6 +95,7 @@ class Environment:
         _one_of("time_limit", time_limit, ("terminate", "truncate"))
         _one_of("precision", precision, tuple(PRECISIONS))
         self.space, self.rules, self.data, self.envs, self.steps = space, rules, data, envs, steps
+        self.name = data.name
         self.layout = Layout.of(space, BASE_WIDTH, SLOT_WIDTH)
         self._build, self._optimizer, self._make_governor, self._reward = build, optimizer, governor, reward
         self._every, self._time_limit = attribution_every, time_limit

@@ -1,0 +1,28 @@
+"""How the policy learns."""
+
+from esper.ppo.checkpoint import AtomicIO, Checkpoints, restore
+from esper.ppo.collector import Collector, Rounds, StoppedError, Watcher, World
+from esper.ppo.gae import gae
+from esper.ppo.module import PPO, Counters, DivergedError
+from esper.ppo.rollout import PADDING_OPTION, Rollout
+from esper.ppo.scale import ReturnScale
+from esper.ppo.settings import Settings
+
+__all__ = [
+    "PADDING_OPTION",
+    "PPO",
+    "AtomicIO",
+    "Checkpoints",
+    "Collector",
+    "Counters",
+    "DivergedError",
+    "ReturnScale",
+    "Rollout",
+    "Rounds",
+    "Settings",
+    "StoppedError",
+    "Watcher",
+    "World",
+    "gae",
+    "restore",
+]

@@ -1,0 +1,26 @@
+"""What all ranks of a distributed run must hold alike; on a single process everything is as it is."""
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+def ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def summed(values: Tensor) -> Tensor:
+    """The sum over all ranks, on each of them."""
+    if ranks() == 1:
+        return values
+    total = values.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def share(values: Tensor) -> Tensor:
+    """The sum over all ranks divided by their number.
+
+    A loss summed here and divided by this share of a count becomes, once gradients are averaged over ranks, the mean
+    over everything that was counted anywhere.
+    """
+    return summed(values) / ranks()

@@ -1,0 +1,206 @@
+"""Rounds of episodes as a LightningDataModule: each epoch of the trainer plays one round with the policy as it is."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+
+from esper.controllers import Learned
+from esper.environment import Inputs
+from esper.lifecycle import Layout
+from esper.ppo.agree import ranks, summed
+from esper.ppo.module import PPO
+from esper.ppo.rollout import Rollout
+from esper.seeding import derive
+
+
+class Paid(Protocol):
+    """What comes of a decision: the observation after it, and [envs] each of reward, terminated and truncated."""
+
+    @property
+    def observation(self) -> Inputs: ...
+
+    @property
+    def reward(self) -> Tensor: ...
+
+    @property
+    def terminated(self) -> Tensor: ...
+
+    @property
+    def truncated(self) -> Tensor: ...
+
+
+class World(Protocol):
+    """N episodes side by side, of at most `steps` steps; those that are over keep their last observation."""
+
+    layout: Layout
+    name: str
+    envs: int
+    steps: int
+
+    def reset(self, seeds: Sequence[int]) -> Inputs: ...
+
+    def step(self, action: Tensor) -> Paid: ...
+
+    def outcome(self) -> dict[str, Tensor]: ...
+
+    def close(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """Is told of every round as it is played; must not change anything."""
+
+    def round_begins(self, kind: str, seeds: Sequence[int], steps: int) -> None: ...
+
+    def step_done(self, action: Tensor, step: Any) -> None: ...
+
+    def round_ends(self, rollout: Rollout) -> None: ...
+
+
+class StoppedError(Exception):
+    """Someone asked the run to stop; no round is half done by it."""
+
+
+class Rounds:
+    """A dataloader with a length, without which Lightning would fetch ahead: a round of a policy not yet updated."""
+
+    def __init__(self, plays: Sequence[Callable[[], Rollout]]) -> None:
+        self._plays = plays
+
+    def __len__(self) -> int:
+        return len(self._plays)
+
+    def __iter__(self) -> Iterator[Rollout]:
+        for play in self._plays:
+            yield play()
+
+
+class Collector(LightningDataModule):
+    """Plays episodes with the policy of the module that is being trained.
+
+    Training episode k of a run has the same seed whatever the number of environments or ranks. Validation episodes are
+    the same each time, and no training episode ever has their seeds.
+
+    Arguments:
+        environment: what is played
+        seed: of the run
+        warmup: steps played before the first round, for the first statistics of observations
+        budget: decisions of the whole run; it ends before a round that might pass them. None is no limit
+        watchers: told of every round
+    """
+
+    def __init__(
+        self,
+        environment: World,
+        *,
+        seed: int,
+        warmup: int,
+        budget: int | None = None,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        super().__init__()
+        if warmup < 0:
+            raise ValueError(f"collector.warmup={warmup}: must be at least 0.")
+        self.environment, self.watchers = environment, list(watchers)
+        self.stop: str | None = None  # why the run should stop, said by whoever wants it to
+        self._seed, self._warmup, self._budget = seed, warmup, budget
+
+    def train_dataloader(self) -> Rounds:
+        return Rounds([self._training_round])
+
+    def val_dataloader(self) -> Rounds:
+        held_out = self._seeds("validation", 0)
+        return Rounds([lambda: self.play("sampled", held_out), lambda: self.play("greedy", held_out)])
+
+    def transfer_batch_to_device(self, batch: Rollout, device: torch.device, dataloader_idx: int) -> Rollout:
+        return batch.to(device)
+
+    def play(self, kind: str, seeds: Sequence[int]) -> Rollout:
+        """Whole episodes of the given seeds; `greedy` without chance."""
+        module, world = self._module, self.environment
+        controller = Learned(module.policy, greedy=kind == "greedy")
+        for watcher in self.watchers:
+            watcher.round_begins(kind, seeds, world.steps)
+        clock = {"environment": 0.0, "policy": 0.0}
+        began = time.perf_counter()
+        observation, memory = world.reset(seeds), controller.begin(seeds)
+        clock["environment"] += time.perf_counter() - began
+        rollout = Rollout.empty(list(seeds), world.steps, world.layout, module.policy.begin(len(seeds)))
+        rollout.kind = kind
+        alive = torch.ones(len(seeds), dtype=torch.bool, device=rollout.valid.device)
+        for step in range(world.steps):
+            self._pause()
+            began = time.perf_counter()
+            inputs = observation.to(alive.device)
+            choice, memory = controller.decide(inputs, memory)
+            if step:
+                rollout.next_value[:, step - 1] = choice.value
+            rollout.write(step, inputs, choice, alive)
+            action = choice.action.cpu()
+            decided = time.perf_counter()
+            paid = world.step(action)
+            clock["policy"] += decided - began
+            clock["environment"] += time.perf_counter() - decided
+            for watcher in self.watchers:
+                watcher.step_done(action, paid)
+            observation = paid.observation
+            last = torch.full_like(paid.truncated, step + 1 == world.steps) & ~paid.terminated
+            rollout.pay(step, paid.reward, paid.terminated, paid.truncated | last)
+            alive = alive & ~(rollout.terminated[:, step] | rollout.truncated[:, step])
+            if not alive.any():
+                break
+        choice, _ = controller.decide(observation.to(alive.device), memory)
+        rollout.next_value[:, step] = choice.value
+        rollout.outcome, rollout.seconds = world.outcome(), clock
+        for watcher in self.watchers:
+            watcher.round_ends(rollout)
+        return rollout
+
+    def spent(self, decisions: int) -> bool:
+        """Whether another round might pass the budget."""
+        world = self.environment
+        return self._budget is not None and decisions + world.envs * world.steps * ranks() > self._budget
+
+    def _training_round(self) -> Rollout:
+        counters = self._module.counters
+        if counters.rounds == 0 and self._warmup:
+            self._warm_up()
+        rank = self.trainer.global_rank if self.trainer else 0
+        return self.play("training", self._seeds("training", counters.episodes + rank * self.environment.envs))
+
+    def _warm_up(self) -> None:
+        """Fold what the untrained policy sees into the observation statistics."""
+        module, world = self._module, self.environment
+        seeds = self._seeds("warm-up", (self.trainer.global_rank if self.trainer else 0) * world.envs)
+        controller, policy = Learned(module.policy, greedy=False), module.policy
+        observation, memory = world.reset(seeds), controller.begin(seeds)
+        everyone = torch.ones(len(seeds), 1, dtype=torch.bool, device=memory.state[0].device)
+        total = torch.zeros((), device=everyone.device)
+        for _ in range(min(self._warmup, world.steps)):
+            self._pause()
+            inputs = observation.to(everyone.device)
+            total = total + policy.moments(inputs.base.unsqueeze(1), inputs.slots.unsqueeze(1), everyone)
+            choice, memory = controller.decide(inputs, memory)
+            paid = world.step(choice.action.cpu())
+            observation = paid.observation
+            if (paid.terminated | paid.truncated).all():
+                break
+        policy.fold(summed(total))
+
+    def _seeds(self, purpose: str, start: int) -> list[int]:
+        return [derive(purpose, self._seed, start + index) for index in range(self.environment.envs)]
+
+    def _pause(self) -> None:
+        """The one place where a run may be stopped: nothing is half learned here."""
+        if self.stop is not None:
+            raise StoppedError(self.stop)
+
+    @property
+    def _module(self) -> PPO:
+        assert self.trainer is not None
+        module = self.trainer.lightning_module
+        assert isinstance(module, PPO)
+        return module

@@ -1,0 +1,218 @@
+"""PPO as a LightningModule: a batch is a whole round of episodes, a training step is a whole update."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from esper.controllers import Policy
+from esper.ppo.agree import ranks, share, summed
+from esper.ppo.losses import annealed
+from esper.ppo.rollout import Rollout
+from esper.ppo.scale import ReturnScale
+from esper.ppo.settings import Settings
+from esper.ppo.update import Counts, Figures, Targets, piece, prepare
+from esper.seeding import generator
+
+ADAM_EPS = 1e-5  # as in the first PPO implementations; 1e-8 makes early steps erratic
+KL_MARGIN = 1.5  # times the target, at which an update ends
+PATIENCE = 3  # updates in a row with a skipped minibatch before the run stops
+
+
+VERSION = 1  # of checkpoints; what each holds is written down where they are read
+
+
+class DivergedError(RuntimeError):
+    """Updates keep giving losses or gradients that are not finite."""
+
+
+@dataclass
+class Counters:
+    """How far a run has come, over all ranks."""
+
+    rounds: int = 0
+    episodes: int = 0
+    decisions: int = 0
+    updates: int = 0  # optimizer steps
+    skipped: int = 0  # minibatches that were not finite
+    bad: int = 0  # updates in a row with one of them
+
+
+@dataclass
+class Tally:
+    """What an update did, over its minibatches."""
+
+    steps: int = 0
+    skipped: int = 0
+    epochs: int = 0
+    stopped: bool = False
+    figures: dict[str, float] | None = None  # of the last minibatch that was looked at
+    norm: float = 0.0  # largest, before clipping
+
+
+class PPO(LightningModule):
+    """Learns a policy from rounds.
+
+    Arguments:
+        policy: the network
+        settings: of the algorithm
+        seed: of the run, for the order of episodes in minibatches
+    """
+
+    def __init__(self, policy: Policy, settings: Settings, seed: int) -> None:
+        super().__init__()
+        unknown = set(settings.entropy_weights or {}) - set(policy.layout.head_names)
+        if unknown:
+            known = ", ".join(policy.layout.head_names)
+            raise ValueError(f"ppo.entropy_weights: {', '.join(sorted(unknown))} is no head; there are {known}.")
+        self.automatic_optimization = False
+        self.policy, self.settings, self.run_seed = policy, settings, seed
+        self.scale = ReturnScale(settings.return_momentum)
+        self.counters = Counters()
+        self.validated: int | None = None  # rounds done when it was last validated
+        self.latest: dict[str, float] = {}  # every figure as it was last reported
+        self.optimizer_state: dict[str, Any] | None = None  # of a checkpoint, until there is an optimizer
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        named = [("actor", self.policy.heads), ("critic", self.policy.critic)]
+        grouped = {name: list(part.parameters()) for name, part in named}
+        taken = {id(parameter) for parameters in grouped.values() for parameter in parameters}
+        grouped["shared"] = [parameter for parameter in self.policy.parameters() if id(parameter) not in taken]
+        decay = {"critic": self.settings.weight_decay}
+        groups = [
+            {"params": parameters, "weight_decay": decay.get(name, 0.0), "name": name}
+            for name, parameters in grouped.items()
+        ]
+        on_cuda = self.device.type == "cuda"
+        optimizer = torch.optim.AdamW(
+            groups, lr=self.settings.lr, eps=ADAM_EPS, fused=on_cuda, foreach=None if on_cuda else True
+        )
+        if self.optimizer_state is not None:
+            optimizer.load_state_dict(self.optimizer_state)
+            self.optimizer_state = None
+        return optimizer
+
+    def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+        started = time.perf_counter()
+        targets = prepare(rollout, self.policy, self.scale, self.settings)
+        tally = self._learn(rollout, targets)
+        counters = self.counters
+        counters.rounds += 1
+        counters.episodes += len(rollout.seeds) * ranks()
+        counters.decisions += int(summed(rollout.valid.sum()))
+        counters.updates += tally.steps
+        counters.skipped += tally.skipped
+        counters.bad = counters.bad + 1 if tally.skipped else 0
+        update = {
+            **(tally.figures or {}),
+            **targets.figures,
+            "health/gradient_norm": tally.norm,
+            "health/skipped": counters.skipped,
+            "policy/epochs": tally.epochs,
+            "policy/kl_stop": float(tally.stopped),
+            "time/update": time.perf_counter() - started,
+        }
+        self._report({**summary(rollout), **update})
+        collector = self.trainer.datamodule  # type: ignore[attr-defined]
+        if collector is not None and collector.spent(counters.decisions):
+            self.trainer.should_stop = True
+        if counters.bad >= PATIENCE:
+            raise DivergedError(
+                f"ppo: {PATIENCE} updates in a row met losses or gradients that are not finite; the run stops after "
+                f"round {counters.rounds} (ppo.lr={self.settings.lr}, ppo.grad_clip={self.settings.grad_clip})."
+            )
+
+    def validation_step(self, rollout: Rollout, batch_idx: int) -> None:
+        self.validated = self.counters.rounds
+        figures = summary(rollout)
+        self._report({f"validation/{rollout.kind}_{key.split('/')[1]}": value for key, value in figures.items()})
+
+    def _learn(self, rollout: Rollout, targets: Targets) -> Tally:
+        """Passes over the round, until they are done or the policy has moved far enough."""
+        settings, counters, tally = self.settings, self.counters, Tally()
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        for group in optimizer.param_groups:
+            group["lr"] = annealed(settings.lr, settings.lr_final, settings.lr_rounds, counters.rounds)
+        shuffle = generator("shuffle", self.run_seed, counters.rounds)
+        episodes = len(rollout.seeds)
+        for _ in range(settings.epochs):
+            order = torch.randperm(episodes, generator=shuffle).to(rollout.valid.device)
+            tally.epochs += 1
+            for rows in order.tensor_split(settings.minibatches):
+                figures, norm = self._gradients(rollout, targets, rows)
+                finite, kl = bool(norm < float("inf")), figures["policy/kl"]
+                if not (finite and kl < float("inf")):
+                    tally.skipped += 1
+                    continue
+                tally.figures, tally.norm = figures, max(tally.norm, norm)
+                if settings.target_kl is not None and kl > KL_MARGIN * settings.target_kl:
+                    tally.stopped = True
+                    return tally
+                optimizer.step()
+                tally.steps += 1
+        return tally
+
+    def _gradients(self, rollout: Rollout, targets: Targets, rows: Tensor) -> tuple[dict[str, float], float]:
+        """Clipped gradients of one minibatch, its figures, and the gradients' norm before clipping."""
+        settings, policy = self.settings, self.policy
+        bonus = annealed(settings.entropy, settings.entropy_final, settings.entropy_rounds, self.counters.rounds)
+        counts = Counts.of(rollout, targets, rows)
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        optimizer.zero_grad(set_to_none=True)
+        total: Figures | None = None
+        for some in rows.tensor_split(settings.accumulate):
+            loss, figures = piece(policy, rollout, targets, some, counts, settings, bonus)
+            self.manual_backward(loss)
+            total = figures if total is None else total + figures
+        assert total is not None
+        parts = {**dict(policy.heads.items()), "value": policy.critic}
+        norms = {
+            f"health/gradient_{name}": get_total_norm([p.grad for p in part.parameters() if p.grad is not None])
+            for name, part in parts.items()
+        }
+        norm = clip_grad_norm_(policy.parameters(), settings.grad_clip, foreach=True)
+        named = {**total.named(policy.layout.head_names), **norms}
+        values = torch.stack([*named.values(), norm.to(total.policy)])
+        *agreed, largest = share(values).tolist()
+        return {**dict(zip(named, agreed, strict=True)), "policy/entropy_bonus": bonus}, largest
+
+    def _report(self, figures: dict[str, float]) -> None:
+        """Figures against our own count of decisions, since Lightning's counts optimizer steps."""
+        self.latest.update(figures)
+        self.log_dict(figures, logger=False, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        for logger in self.loggers:
+            logger.log_metrics({**figures, "round": self.counters.rounds}, step=self.counters.decisions)
+
+    def description(self) -> dict[str, Any]:
+        """What a checkpoint says of itself, as plain data."""
+        return {
+            "version": VERSION,
+            "layout": self.policy.layout.plain(),
+            "sizes": dict(self.policy.sizes),
+            "compile": self.policy.compile_mode,
+            "seed": self.run_seed,
+            "counters": asdict(self.counters),
+            "generator": torch.get_rng_state(),
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["esper"] = self.description()
+
+
+def summary(rollout: Rollout) -> dict[str, float]:
+    """What the episodes of a round came to, as means over them, and how the policy acted."""
+    valid = rollout.valid
+    figures = {f"episode/{name}": values.float().mean() for name, values in rollout.outcome.items()}
+    figures["episode/return"] = rollout.reward.sum(1).mean()
+    figures["episode/length"] = valid.sum(1).float().mean()
+    op = rollout.each("op")
+    for index, name in enumerate(rollout.layout.ops):
+        figures[f"policy/op_{name}"] = ((op == index) & valid).sum() / valid.sum()
+    found = torch.stack([share(figure.to(valid.device).double()) for figure in figures.values()]).tolist()
+    return {**dict(zip(figures, found, strict=True)), **{f"time/{name}": s for name, s in rollout.seconds.items()}}

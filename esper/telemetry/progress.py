@@ -1,0 +1,71 @@
+"""A bar over rounds and one over the steps of a round, or lines where nobody can see bars."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from torch import Tensor
+
+from esper.ppo import PPO, Rollout
+
+RUNNING = 5  # rounds over which the running score is a mean
+
+
+class Progress(Callback):
+    """Shows how far a run is, and its running episode score.
+
+    Arguments:
+        console: where
+        rounds: of the whole run
+        every: rounds between lines where there is no terminal
+    """
+
+    def __init__(self, console: Console, *, rounds: int, every: int = 1) -> None:
+        self._console, self._rounds, self._every = console, rounds, every
+        self._recent: deque[float] = deque(maxlen=RUNNING)
+        columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        show = console.is_terminal
+        self._bars = Bars(
+            *columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True, disable=not show
+        )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PPO)
+        done = pl_module.counters.rounds
+        self._bars.start()
+        self._outer = self._bars.add_task("rounds", total=self._rounds, completed=done)
+        self._inner = self._bars.add_task("steps", total=1)
+
+    def round_begins(self, kind: str, seeds: Sequence[int], steps: int) -> None:
+        self._bars.reset(self._inner, total=steps, description=f"{kind} steps")
+
+    def step_done(self, action: Tensor, step: Any) -> None:
+        self._bars.advance(self._inner)
+
+    def round_ends(self, rollout: Rollout) -> None:
+        self._bars.update(self._inner, completed=rollout.valid.shape[1])
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PPO)
+        figures, counters = pl_module.latest, pl_module.counters
+        self._recent.append(figures["episode/score"])
+        running = sum(self._recent) / len(self._recent)
+        self._bars.update(self._outer, completed=counters.rounds, description=f"rounds, score {running:.2f}")
+        if not self._console.is_terminal and counters.rounds % self._every == 0:
+            self._console.print(line(counters.rounds, self._rounds, running, figures))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._bars.stop()
+
+
+def line(done: int, rounds: int, running: float, figures: dict[str, float]) -> str:
+    """A round in one line."""
+    return (
+        f"round {done}/{rounds}  score {figures['episode/score']:.2f} (running {running:.2f})  "
+        f"return {figures['episode/return']:.2f}  explained variance {figures['losses/explained_variance']:.2f}  "
+        f"kl {figures.get('policy/kl', 0.0):.4f}  entropy {figures.get('policy/entropy_op', 0.0):.2f}"
+    )

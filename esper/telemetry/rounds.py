@@ -1,0 +1,72 @@
+"""Every round's figures as a line of JSON."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+from rich.table import Table
+
+from esper.ppo import PPO
+from esper.records import Writer, read
+
+
+class RoundRecords(Callback):
+    """Writes `rounds.jsonl`; a resumed run takes back the lines of rounds that it plays again.
+
+    Arguments:
+        directory: of the run
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self._path = Path(directory) / "rounds.jsonl"
+
+    @rank_zero_only
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PPO)
+        kept = [line for line in self.lines() if line["round"] <= pl_module.counters.rounds]
+        unfinished = self._path.with_suffix(".part")
+        unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        unfinished.replace(self._path)
+        self._writer = Writer(self._path)
+
+    @rank_zero_only
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PPO)
+        counters = pl_module.counters
+        line: dict[str, Any] = {"round": counters.rounds, "decisions": counters.decisions}
+        for name, value in pl_module.latest.items():
+            fresh = not name.startswith("validation/") or pl_module.validated == counters.rounds
+            if fresh:
+                line[name] = value if math.isfinite(value) else None
+        self._writer.write(line)
+
+    @rank_zero_only
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._writer.close()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All rounds so far."""
+        return list(read(self._path)) if self._path.exists() else []
+
+
+def conclusion(rounds: Sequence[dict[str, Any]], held_out: Mapping[str, float], share: float) -> Table:
+    """What a run came to: its first and last rounds, its best one, and the episodes it never learned from."""
+    names = [name.removeprefix("episode/") for name in rounds[0] if name.startswith("episode/")]
+    table = Table(title="means over episodes")
+    for name in ("", *names):
+        table.add_column(name.replace("_", " "), justify="right" if name else "left")
+    some = max(1, round(share * len(rounds)))
+    best = max(rounds, key=lambda line: line["episode/score"])
+    parts = {f"first {some} rounds": rounds[:some], f"last {some} rounds": rounds[-some:]}
+    parts[f"best round, {best['round']}"] = [best]
+    for label, lines in parts.items():
+        means = [sum(line[f"episode/{name}"] for line in lines) / len(lines) for name in names]
+        table.add_row(label, *[f"{mean:.2f}" for mean in means])
+    for kind in ("sampled", "greedy"):
+        if f"validation/{kind}_score" in held_out:
+            table.add_row(f"held out, {kind}", *[f"{held_out[f'validation/{kind}_{name}']:.2f}" for name in names])
+    return table
