@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,6 +166,7 @@ def main(config: DictConfig) -> float | None:
     torch.set_num_threads(1)  # environments run in threads of their own
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning asks torch in a way that will go
     quiet = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) > 0  # one process speaks for all
     console = Console(quiet=quiet) if sys.stdout.isatty() else Console(width=WIDTH, quiet=quiet)
     running = HydraConfig.get()

@@ -63,14 +63,18 @@ class RunningStatistics(nn.Module):
 
     @torch.no_grad()
     def fold(self, moments: Moments) -> None:
-        """Take new samples in; none leave everything as it was."""
+        """Take new samples in; none, or any that are not finite, leave everything as it was."""
+        sound = (moments.total.isfinite() & moments.squares.isfinite()).all()
+        mean = torch.where(sound, moments.mean, self.mean)
+        variance = torch.where(sound, moments.variance, self.variance)
         share = moments.count / (self.count + moments.count).clamp(min=1)
         if self._momentum is not None:
             share = torch.where(share < 1, self._momentum * moments.count.sign(), share)  # the first are taken whole
-        shift = moments.mean - self.mean
-        self.variance.add_(share * (moments.variance - self.variance + (1 - share) * shift.square()))
+        share = torch.where(sound, share, 0.0)
+        shift = mean - self.mean
+        self.variance.add_(share * (variance - self.variance + (1 - share) * shift.square()))
         self.mean.add_(share * shift)
-        self.count.add_(moments.count)
+        self.count.add_(torch.where(sound, moments.count, 0.0))
 
     def normalised(self, samples: Tensor, *, least: float, most: float) -> Tensor:
         """Samples in standard deviations from the mean; a deviation counts at least `least`, the result at most `most`.

@@ -3,7 +3,6 @@ import torch
 
 from esper.controllers import Learned, Policy
 from esper.controllers.network import LEAST_HEAD
-from esper.environment import Inputs
 from esper.lifecycle import HEAD_NAMES
 from tests.controllers.nets import draws, layout, policy, random_inputs
 
@@ -118,6 +117,7 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     assert not torch.equal(mine.features[0].weight, other.features[0].weight)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
 @pytest.mark.parametrize("layers", [0, 1])
 def test_a_compiled_network_says_the_same_and_keeps_its_names(layers: int) -> None:
     """Only the LSTM, which the compiler does not take, may break the graph."""

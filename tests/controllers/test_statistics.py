@@ -31,12 +31,13 @@ def test_with_momentum_the_newest_count_for_that_much() -> None:
     assert statistics.variance.item() == pytest.approx(0.75 * 1 + 0.25 * 0 + 0.25 * 0.75 * 16)
 
 
-def test_nothing_new_changes_nothing() -> None:
+def test_nothing_new_or_nothing_finite_changes_nothing() -> None:
     for momentum in (None, 0.5):
         statistics = RunningStatistics(2, momentum)
         fold(statistics, torch.randn(5, 2, generator=draws()))
         before = [part.clone() for part in statistics.buffers()]
         fold(statistics, torch.zeros(0, 2))
+        fold(statistics, torch.tensor([[1.0, torch.inf]]))
         assert all(torch.equal(a, b) for a, b in zip(before, statistics.buffers(), strict=True))
 
 

@@ -1,0 +1,107 @@
+import math
+
+import pytest
+import torch
+
+from esper.ppo.losses import (
+    LOG_RATIO_BOUND,
+    annealed,
+    explained_variance,
+    masked_mean,
+    normalised,
+    surrogate,
+    value_loss,
+)
+from tests.controllers.nets import draws
+
+
+def test_the_surrogate_is_the_smaller_of_ratio_and_clipped_ratio_times_advantage() -> None:
+    ratios, advantages = [0.5, 0.5, 1.5, 1.5, 1.1], [1.0, -1.0, 1.0, -1.0, 2.0]
+    expected = [0.5 * 1, 0.8 * -1, 1.2 * 1, 1.5 * -1, 1.1 * 2]
+    for ratio, advantage, gain in zip(ratios, advantages, expected, strict=True):
+        part = surrogate(
+            torch.tensor([[math.log(ratio)]]), torch.zeros(1, 1), torch.tensor([advantage]),
+            torch.ones(1, 1, dtype=torch.bool), clip=0.2,
+        )  # fmt: skip
+        assert part.loss.item() == pytest.approx(-gain)
+
+
+def test_only_active_head_steps_count_in_loss_kl_and_clipping() -> None:
+    noise = draws()
+    log_prob, old = torch.randn(2, 6, 3, generator=noise)
+    active = torch.rand(6, 3, generator=noise) < 0.5
+    advantages = torch.randn(6, generator=noise)
+    part = surrogate(log_prob.requires_grad_(), old, advantages, active, clip=0.2)
+    part.loss.sum().backward()
+    assert log_prob.grad is not None
+    assert not log_prob.grad[~active].any()
+    ratio = (log_prob - old).exp().detach()
+    torch.testing.assert_close(part.kl, ((ratio - 1 - ratio.log()) * active).sum(0))
+    assert torch.equal(part.clipped, (((ratio - 1).abs() > 0.2) & active).sum(0))
+    assert part.largest == ratio.where(active, 1.0).amax()
+
+
+def test_an_absurd_ratio_stays_finite() -> None:
+    log_prob = torch.tensor([[500.0]], requires_grad=True)
+    part = surrogate(log_prob, torch.zeros(1, 1), torch.tensor([-1.0]), torch.ones(1, 1, dtype=torch.bool), clip=0.2)
+    part.loss.sum().backward()
+    assert part.loss.item() == pytest.approx(math.exp(LOG_RATIO_BOUND))
+    assert log_prob.grad is not None
+    assert torch.isfinite(log_prob.grad).all()
+
+
+def test_no_active_step_gives_exactly_0_and_no_nan() -> None:
+    log_prob = torch.zeros(4, 2, requires_grad=True)
+    part = surrogate(log_prob, torch.zeros(4, 2), torch.ones(4), torch.zeros(4, 2, dtype=torch.bool), clip=0.2)
+    mean = masked_mean(part.loss, torch.zeros(2))
+    mean.sum().backward()
+    assert mean.tolist() == [0, 0]
+    assert log_prob.grad is not None
+    assert not log_prob.grad.any(), "every head stays in the graph, with nothing to learn"
+
+
+def test_clipped_value_loss_takes_the_worse_of_both() -> None:
+    values, old = torch.tensor([0.0, 3.0, 0.3]), torch.zeros(3)
+    returns, valid = torch.tensor([1.0, 3.0, 1.0]), torch.ones(3, dtype=torch.bool)
+    losses = [
+        value_loss(values[i : i + 1], old[:1], returns[i : i + 1], valid[:1], kind="clipped", bound=0.5).item()
+        for i in range(3)
+    ]
+    assert losses == pytest.approx([0.5, 0.5 * 2.5**2, 0.5 * 0.49])
+
+
+def test_huber_is_straight_beyond_its_bound_and_squared_never() -> None:
+    values, returns, valid = torch.zeros(2), torch.tensor([0.5, 10.0]), torch.ones(2, dtype=torch.bool)
+    assert value_loss(values, values, returns, valid, kind="huber", bound=1.0).item() == pytest.approx(0.125 + 9.5)
+    assert value_loss(values, values, returns, valid, kind="squared", bound=1.0).item() == pytest.approx(0.125 + 50)
+
+
+def test_invalid_steps_have_no_value_loss_even_if_not_finite() -> None:
+    values = torch.tensor([1.0, torch.nan], requires_grad=True)
+    valid = torch.tensor([True, False])
+    for kind in ("huber", "clipped", "squared"):
+        assert value_loss(values, torch.zeros(2), torch.zeros(2), valid, kind=kind, bound=1.0).isfinite()
+
+
+def test_advantages_that_hardly_differ_are_not_blown_up() -> None:
+    advantages = torch.tensor([1e-6, -1e-6])
+    scaled = normalised(advantages, torch.tensor(0.0), torch.tensor(1e-6), least=1e-3)
+    assert scaled.abs().max() == pytest.approx(1e-3)
+
+
+def test_explained_variance_is_1_for_perfect_values_and_0_where_nothing_varies() -> None:
+    assert explained_variance(torch.tensor(0.0), torch.tensor(2.0)) == 1
+    assert explained_variance(torch.tensor(3.0), torch.tensor(2.0)) == -0.5
+    assert explained_variance(torch.tensor(0.0), torch.tensor(0.0)) == 0
+
+
+def test_annealing_is_straight_and_stays_at_its_end() -> None:
+    assert [annealed(1.0, 0.0, 4, done) for done in (0, 1, 4, 9)] == [1.0, 0.75, 0.0, 0.0]
+    assert annealed(1.0, None, 4, 9) == 1.0
+
+
+def test_losses_run_on_the_meta_device() -> None:
+    log_prob, flags = torch.zeros(4, 2, device="meta"), torch.zeros(4, 2, dtype=torch.bool, device="meta")
+    part = surrogate(log_prob, log_prob, log_prob[:, 0], flags, clip=0.2)
+    masked_mean(part.loss, flags.sum(0))
+    value_loss(log_prob, log_prob, log_prob, flags, kind="clipped", bound=1.0)

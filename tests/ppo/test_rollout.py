@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from esper.controllers import Learned
+from esper.ppo import PADDING_OPTION, Rollout
+from tests.controllers.nets import draws, layout, policy, random_inputs
+from tests.ppo.worlds import Locks, learner, played
+
+
+@pytest.mark.parametrize("slots", [3, 4, 5])
+@pytest.mark.parametrize("actions", ["core", "full"])
+def test_unused_steps_have_exactly_the_padding_option_legal(actions: str, slots: int) -> None:
+    of = layout(actions, slots)
+    rollout = Rollout.empty([0, 1], 3, of, policy(of).begin(2))
+    for mask in (rollout.masks.op, rollout.masks.slot, *rollout.masks.others.values()):
+        assert mask[..., PADDING_OPTION].all()
+        assert mask.sum(-1).eq(1).all()
+    assert not rollout.valid.any()
+
+
+def test_only_living_episodes_are_written() -> None:
+    of = layout()
+    net = policy(of)
+    rollout = Rollout.empty([0, 1], 2, of, net.begin(2))
+    inputs, controller = random_inputs(of, 2, draws()), Learned(net, greedy=False)
+    choice, _ = controller.decide(inputs, controller.begin([0, 1]))
+    rollout.write(0, inputs, choice, torch.tensor([True, False]))
+    rollout.pay(0, torch.ones(2), torch.tensor([True, True]), torch.zeros(2, dtype=torch.bool))
+    assert torch.equal(rollout.raw_base[0, 0], inputs.base[0])
+    assert not rollout.raw_base[1].any()
+    assert rollout.valid.tolist() == [[True, False], [False, False]]
+    assert rollout.reward[:, 0].tolist() == [1, 0]
+    assert rollout.terminated[:, 0].tolist() == [True, False]
+
+
+def test_there_is_room_for_so_many_steps_and_no_more() -> None:
+    of = layout()
+    net = policy(of)
+    rollout = Rollout.empty([0], 1, of, net.begin(1))
+    inputs, controller = random_inputs(of, 1, draws()), Learned(net, greedy=True)
+    choice, _ = controller.decide(inputs, controller.begin([0]))
+    with pytest.raises(ValueError, match="step 1 is beyond the 1"):
+        rollout.write(1, inputs, choice, torch.ones(1, dtype=torch.bool))
+
+
+def test_a_state_of_other_episodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="of 3 episodes, but there are 2"):
+        Rollout.empty([0, 1], 2, layout(), policy().begin(3))
+
+
+def test_only_the_state_at_the_start_is_kept() -> None:
+    world = Locks()
+    rollout = played(learner(world), world)
+    assert all(part.shape == (1, world.envs, 16) and not part.any() for part in rollout.state)
+
+
+def test_moving_to_where_it_is_copies_nothing() -> None:
+    rollout = Rollout.empty([0], 1, layout(), policy().begin(1))
+    assert rollout.to(torch.device("cpu")) is rollout
+    moved = rollout.to(torch.device("meta"))
+    assert {moved.value.device.type, moved.masks.op.device.type, moved.state[0].device.type} == {"meta"}
