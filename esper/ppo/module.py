@@ -128,8 +128,8 @@ class PPO(LightningModule):
 
     def validation_step(self, rollout: Rollout, batch_idx: int) -> None:
         self.validated = self.counters.rounds
-        figures = summary(rollout)
-        self._report({f"validation/{rollout.kind}_{key.split('/')[1]}": value for key, value in figures.items()})
+        figures = {key.split("/")[1]: value for key, value in summary(rollout).items() if not key.startswith("time/")}
+        self._report({f"validation/{rollout.kind}_{name}": value for name, value in figures.items()})
 
     def _learn(self, rollout: Rollout, targets: Targets) -> Tally:
         """Passes over the round, until they are done or the policy has moved far enough."""

@@ -1,0 +1,234 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from esper.config import compose_config
+from esper.run import cli
+from tests.environment_kit import SMALL
+
+TINY = (
+    *SMALL, "host=cifar_blind", "environment.steps=4", "policy.hidden=16", "ppo.epochs=2", "collector.warmup=1",
+    "validate_every=2", "name=tiny",
+)  # fmt: skip
+
+
+def reset_signals() -> None:
+    """A background shell may have told its children to ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def start(where: Path, *overrides: str, tiny: bool = True) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "esper.run", *overrides, *(TINY if tiny else ())]
+    return subprocess.Popen(
+        command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=reset_signals,
+        env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+
+
+def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == code, output
+    return output
+
+
+def run(where: Path, *overrides: str, code: int = 0, tiny: bool = True) -> str:
+    return finish(start(where, *overrides, tiny=tiny), code)
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """The rounds of a run, without what depends on the clock."""
+    found = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in found]
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    found = torch.load(directory / "checkpoints/last.ckpt", weights_only=True)
+    moments = found["optimizer_states"][0]["state"]
+    flat = {f"optimizer.{k}.{n}": v for k, state in moments.items() for n, v in state.items()}
+    return {**found["state_dict"], **flat}
+
+
+def wait_for(directory: Path, rounds: int, process: "subprocess.Popen[str]") -> None:
+    until = time.monotonic() + 100
+    while time.monotonic() < until and process.poll() is None:
+        records = directory / "rounds.jsonl"
+        if records.exists() and len(records.read_text().splitlines()) >= rounds:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"round {rounds} was not reached")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of four rounds, and what it printed."""
+    where = tmp_path_factory.mktemp("whole")
+    output = run(where, "rounds=4", f"hydra.run.dir={where}/run")
+    return where / "run", output
+
+
+def test_a_run_says_what_it_does_and_leaves_what_it_promises(whole: tuple[Path, str]) -> None:
+    directory, output = whole
+    for word in ("run ", "device ", "synthetic_images", "parameters", "4 to come", f"tensorboard --logdir {directory}"):
+        assert word in output
+    assert re.search(r"round 4/4 +score [\d.]+ \(running", output)
+    assert "held out, greedy" in output
+    assert f"python -m esper.run resume={directory} rounds=8" in output
+    assert "Traceback" not in output
+    assert "Warning" not in output
+    for name in ("rounds.jsonl", "rounds.png", "summary.json", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+        assert (directory / name).stat().st_size > 0
+    assert not list(directory.rglob("*.part"))
+
+
+def test_figures_stand_against_decisions_in_tensorboard(whole: tuple[Path, str]) -> None:
+    events = EventAccumulator(str(whole[0])).Reload()
+    tags = events.Tags()["scalars"]
+    groups = {tag.split("/")[0] for tag in tags if "/" in tag}
+    assert {"episode", "policy", "losses", "health", "time", "validation"} <= groups
+    assert [event.step for event in events.Scalars("episode/score")] == [8, 16, 24, 32]
+
+
+def test_a_killed_run_resumes_to_bit_equal_weights_and_figures(whole: tuple[Path, str], tmp_path: Path) -> None:
+    """Killed in its third round, and resumed with more rounds than it was given at first."""
+    directory = tmp_path / "run"
+    process = start(tmp_path, "rounds=3", f"hydra.run.dir={directory}")
+    wait_for(directory, 2, process)
+    process.kill()
+    process.communicate()
+    output = run(tmp_path, f"resume={directory}", "rounds=4", tiny=False)
+    assert "rounds: 3 -> 4" in output
+    mine, theirs = weights(directory), weights(whole[0])
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert lines(directory) == lines(whole[0])
+    assert [event.step for event in EventAccumulator(str(directory)).Reload().Scalars("episode/score")] == [
+        8,
+        16,
+        24,
+        32,
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "no other directory was made"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_ends_the_run_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    directory = tmp_path / "run"
+    process = start(tmp_path, "rounds=1000", f"hydra.run.dir={directory}", "callbacks.checkpoints.every=1000")
+    wait_for(directory, 1, process)
+    process.send_signal(number)
+    output = finish(process)
+    done = int(re.search(rf"stopped by {number.name} after round (\d+)", output)[1])  # type: ignore[index]
+    assert f"python -m esper.run resume={directory}" in output
+    assert "Traceback" not in output
+    saved = torch.load(directory / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["esper"]["counters"]["rounds"] == done == len(lines(directory))
+
+
+def test_an_error_on_the_command_line_is_one_sentence_without_a_traceback(tmp_path: Path) -> None:
+    output = run(tmp_path, "ppo.lrr=1", code=1)
+    assert output == "ppo.lrr: there is no such key; the nearest is ppo.lr.\n"
+
+
+def refused(where: Path, *typed: str) -> str:
+    """What a run in this process is refused with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(where)
+        patch.setattr(sys, "argv", ["esper.run", *typed])
+        with pytest.raises(SystemExit) as error:
+            cli()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("+ppo.lrr=1", r"^esper.ppo.Settings: lrr is no setting of it; the nearest is lr\.$"),
+        ("+rouns=3", r"^rouns: there is no such key; the nearest is rounds\.$"),
+        ("ppo.epochs=0", r"^ppo.epochs=0: must be a whole number of at least 1\.$"),
+        ("ppo.minibatches=3", r"^ppo.minibatches=3, .* at most the 2 episodes of a round \(environment.envs\)\.$"),
+        ("reward=foo", r"^reward=foo: there is no such option; there are basic, .*sparse\.$"),
+        ("rounds=0", r"^rounds=0: must be a whole number of at least 1\.$"),
+        ("reward.terms.shaping.gamma=0.5", r"^reward.terms.shaping.gamma=0.5: must be gamma=1.0"),
+        ("ppo.gamma=0.5", r"^ppo.gamma=0.5: must be gamma=1.0"),
+        ("policy.floors={slt: 0.1}", r"^policy.floors={'slt': 0.1}: must be in \[0, 1\) by head"),
+        ("device=cuda", r"^device=cuda: there is no CUDA device here"),
+        ("resume=nowhere", r"^resume=nowhere: is no directory of a run"),
+        ("resume=latest", r"^resume=latest: there is no run under outputs/ here\.$"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_leaves_nothing(tmp_path: Path, typed: str, sentence: str) -> None:
+    output = refused(tmp_path, *TINY, typed)
+    assert re.search(sentence, output), output
+    assert "\n" not in output
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("policy.hidden=32", r"^policy.hidden=32: the checkpoint .* has 16\.$"),
+        ("seed=5", r"^seed=5: a resumed run keeps its seed=0\.$"),
+        ("actions=full", r"^options: this run has"),
+        ("+experiment=cifar_ppo", r"^\+experiment=cifar_ppo: a resumed run keeps its experiment"),
+        ("debug=fast", r"^\+debug=fast: a resumed run cannot become another one"),
+    ],
+)
+def test_a_resumed_run_refuses_what_does_not_fit(whole: tuple[Path, str], typed: str, sentence: str) -> None:
+    files = {path: path.read_bytes() for path in whole[0].rglob("*.ckpt")}
+    output = refused(whole[0].parent, f"resume={whole[0]}", typed)
+    assert re.search(sentence, output), output
+    assert all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_a_corrupt_checkpoint_is_refused_and_kept(whole: tuple[Path, str], tmp_path: Path) -> None:
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    (tmp_path / "run/.hydra").mkdir()
+    (tmp_path / "run/.hydra/config.yaml").write_text((whole[0] / ".hydra/config.yaml").read_text())
+    (tmp_path / "run/checkpoints/last.ckpt").write_bytes(b"nonsense")
+    assert "no checkpoint that can be read" in refused(tmp_path, f"resume={tmp_path}/run")
+    assert (tmp_path / "run/checkpoints/last.ckpt").read_bytes() == b"nonsense"
+
+
+def test_help_is_our_own_page() -> None:
+    output = subprocess.run([sys.executable, "-m", "esper.run", "--help"], capture_output=True, text=True, check=True)
+    assert output.stdout.count("python -m esper.run") == 6
+    assert "cartpole_memory" in output.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["cifar_ppo", "cifar_baseline_ppo", "tinystories_ppo", "quickstart", "cartpole_memory"]
+)
+def test_every_experiment_composes_for_training_and_evaluation_and_opens_with_its_command(name: str) -> None:
+    config = compose_config("run", [f"+experiment={name}"])
+    assert config.name == name
+    assert compose_config("evaluate", [f"+experiment={name}"]).name == name
+    text = (Path(__file__).parent.parent / f"conf/experiment/{name}.yaml").read_text()
+    assert f"# python -m esper.run +experiment={name}" in text
+
+
+def test_debug_wins_over_an_experiment(tmp_path: Path) -> None:
+    small = [override for override in SMALL if override.startswith("data")]
+    output = run(tmp_path, "debug=fast", "+experiment=cifar_ppo", *small, "environment.batches=1", tiny=False)
+    assert "round 2/2" in output
+
+
+def test_a_small_gpt_grows_on_stories(tmp_path: Path) -> None:
+    text = ("data=synthetic_stories", "data.block_size=16", "data.vocabulary=257", "host.channels=16", "host.heads=2")
+    output = run(tmp_path, "debug=fast", "+experiment=tinystories_ppo", *text, "environment.batches=1", tiny=False)
+    assert "round 2/2" in output
+
+
+def test_a_sweep_is_told_the_metric_it_asks_for(tmp_path: Path) -> None:
+    output = run(tmp_path, "-m", "rounds=1", "seed=0,1", "optimized_metric=validation/greedy_score")
+    assert output.count("round 1/1") == 2
+    assert len(list(tmp_path.glob("multirun/tiny/*/*/summary.json"))) == 2
