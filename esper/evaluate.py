@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from esper.config import CONF, build, build_environment, check
+from esper.config import CONF, build, build_environment, check, entry, grows
 from esper.controllers import Controller
 from esper.data import DataError
 from esper.environment import Environment
@@ -50,6 +50,8 @@ def recorded_actions(config: DictConfig) -> list[dict[str, str]]:
 
 def check_arms(config: DictConfig) -> None:
     """Refuse what cannot be compared, before anything is built."""
+    if not grows(config):
+        raise ValueError(f"environment: {config.environment._target_} grows no hosts; there is nothing to compare.")
     if config.episodes < 1 or not config.controllers:
         raise ValueError(
             f"episodes={config.episodes}, controllers={list(config.controllers)}: must be at least one each."
@@ -123,4 +125,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    entry(main, "evaluate")

@@ -7,10 +7,11 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from esper.controllers import Chance
-from esper.gym import NAME, GrowthEnv, flat_actions, flat_mask
+from esper.gym import NAME, GrowthEnv, Gymnasium, flat_actions, flat_mask
 from esper.lifecycle import legal
 from tests.environment_kit import SMALL
 from tests.lifecycle.play import play, rules, space
+from tests.ppo.worlds import learner, played
 
 OVERRIDES = [*SMALL, "environment.batches=1", "environment.steps=8"]
 
@@ -90,3 +91,69 @@ def test_chance_and_the_flat_actions_count_alike(env: GrowthEnv) -> None:
     env._flat(seen)
     action, _ = Chance(env.environment.space).act(seen, Chance(env.environment.space).begin([1]))
     assert (flat_actions(env.environment.space) == action).all(1).any()
+
+
+class Doors(gymnasium.Env[np.ndarray, np.int64]):
+    """Three doors, of which one is locked; episodes end behind the door of the step's number."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.locked, self.at = int(self.np_random.integers(3)), 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
+        assert action - 5 != self.locked
+        self.at += 1
+        return np.full(2, self.at / 10, np.float32), 1.0, bool(action - 5 == self.at), False, {}
+
+    def action_masks(self) -> np.ndarray:
+        return np.arange(3) != self.locked
+
+
+gymnasium.register("tests/Doors-v0", entry_point=Doors, disable_env_checker=True)
+
+
+def test_any_gymnasium_environment_can_be_played_by_our_collector() -> None:
+    world = Gymnasium("CartPole-v1", envs=3, steps=None, keep=[0, 2])
+    assert (world.steps, world.layout.base, world.layout.ops) == (500, 2, ("0", "1"))
+    rollout = played(learner(world), world)
+    lengths = rollout.valid.sum(1)
+    assert lengths.min() < lengths.max() < 500
+    assert torch.equal(world.outcome()["score"], lengths.float()), "a step of balance pays 1"
+    assert torch.equal(rollout.terminated.sum(1), torch.ones(3))
+    again = played(learner(world), world)
+    assert torch.equal(again.raw_base, rollout.raw_base), "the same seeds, the same episodes"
+
+
+def test_features_left_out_are_not_seen() -> None:
+    whole, part = (Gymnasium("CartPole-v1", envs=1, steps=None, keep=keep) for keep in (None, [2]))
+    assert torch.equal(whole.reset([3]).base[:, 2:3], part.reset([3]).base)
+
+
+def test_masks_of_an_environment_are_kept_and_a_limit_truncates() -> None:
+    world = Gymnasium("tests/Doors-v0", envs=4, steps=2, keep=None)
+    inputs = world.reset(range(4))
+    assert inputs.masks.op.sum(-1).tolist() == [2, 2, 2, 2]
+    rollout = played(learner(world), world)
+    ended = rollout.terminated | rollout.truncated
+    assert torch.equal(ended.sum(1), torch.ones(4))
+    assert torch.equal(rollout.truncated[:, 1], ~rollout.terminated.any(1))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"name": "Nothing-v0"}, r"environment.name=Nothing-v0: "),
+        ({"envs": 0}, r"environment.envs=0: must be at least 1"),
+        ({"steps": 0}, r"environment.steps=0: must be at least 1"),
+        ({"keep": [9]}, r"environment.keep=\[9\]: must be among the 4 features"),
+        ({"name": "Pendulum-v1"}, r"environment.name=Pendulum-v1: must have discrete actions"),
+        ({"name": "tests/Doors-v0"}, r"environment.steps=null: tests/Doors-v0 has no limit of its own"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Gymnasium(**{"name": "CartPole-v1", "envs": 1, "steps": None, "keep": None, **given})  # type: ignore[arg-type]

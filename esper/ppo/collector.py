@@ -112,7 +112,7 @@ class Collector(LightningDataModule):
         return Rounds([self._training_round])
 
     def val_dataloader(self) -> Rounds:
-        held_out = self._seeds("validation", 0)
+        held_out = self._seeds("validation", self._first)
         return Rounds([lambda: self.play("sampled", held_out), lambda: self.play("greedy", held_out)])
 
     def transfer_batch_to_device(self, batch: Rollout, device: torch.device, dataloader_idx: int) -> Rollout:
@@ -168,13 +168,12 @@ class Collector(LightningDataModule):
         counters = self._module.counters
         if counters.rounds == 0 and self._warmup:
             self._warm_up()
-        rank = self.trainer.global_rank if self.trainer else 0
-        return self.play("training", self._seeds("training", counters.episodes + rank * self.environment.envs))
+        return self.play("training", self._seeds("training", counters.episodes + self._first))
 
     def _warm_up(self) -> None:
         """Fold what the untrained policy sees into the observation statistics."""
         module, world = self._module, self.environment
-        seeds = self._seeds("warm-up", (self.trainer.global_rank if self.trainer else 0) * world.envs)
+        seeds = self._seeds("warm-up", self._first)
         controller, policy = Learned(module.policy, greedy=False), module.policy
         observation, memory = world.reset(seeds), controller.begin(seeds)
         everyone = torch.ones(len(seeds), 1, dtype=torch.bool, device=memory.state[0].device)
@@ -197,6 +196,12 @@ class Collector(LightningDataModule):
         """The one place where a run may be stopped: nothing is half learned here."""
         if self.stop is not None:
             raise StoppedError(self.stop)
+
+    @property
+    def _first(self) -> int:
+        """Index of this rank's first episode among those of all ranks."""
+        assert self.trainer is not None
+        return self.trainer.global_rank * self.environment.envs
 
     @property
     def _module(self) -> PPO:

@@ -33,12 +33,13 @@ class Progress(Callback):
             *columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True, disable=not show
         )
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, PPO)
-        done = pl_module.counters.rounds
-        self._bars.start()
-        self._outer = self._bars.add_task("rounds", total=self._rounds, completed=done)
+        self._outer = self._bars.add_task("rounds", total=rounds)
         self._inner = self._bars.add_task("steps", total=1)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, PPO)
+        self._bars.update(self._outer, completed=pl_module.counters.rounds)
+        self._bars.start()
 
     def round_begins(self, kind: str, seeds: Sequence[int], steps: int) -> None:
         self._bars.reset(self._inner, total=steps, description=f"{kind} steps")
