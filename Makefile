@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install lint test bench clean
+.PHONY: install run quickstart lint test bench clean
 
 install: $(INSTALLED)
 
@@ -11,6 +11,12 @@ $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
+
+run: install
+	$(BIN)/python -m esper.run +experiment=cifar_ppo
+
+quickstart: install
+	$(BIN)/python -m esper.run +experiment=quickstart
 
 lint: install
 	$(BIN)/ruff check .

@@ -150,6 +150,7 @@ def conclude(config: DictConfig, directory: Path, console: Console, module: PPO,
         return
     held_out = {name: value for name, value in module.latest.items() if name.startswith("validation/")}
     console.print(conclusion(rounds, held_out, SHARE))
+    rounds[-1].update(held_out)
     draw_rounds(rounds, f"{config.name}, seed {config.seed}", directory / "rounds.png")
     summary = {**module.description()["counters"], "seconds": seconds, **module.latest}
     (directory / "summary.json").write_text(json.dumps(summary, indent=2))

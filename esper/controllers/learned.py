@@ -26,6 +26,7 @@ class Choice:
     action: Tensor  # int64 [envs, heads]
     log_prob: Tensor  # [envs, heads]
     value: Tensor  # [envs], in units of the return scale
+    inputs: Inputs  # what was seen, where the policy is
     base: Tensor  # [envs, features], as the network saw them
     slots: Tensor  # [envs, slots, features], likewise
 
@@ -62,5 +63,5 @@ class Learned:
         else:
             noise = torch.stack([torch.empty(self._draws).exponential_(generator=draws) for draws in memory.noise])
             action = distribution.sample(noise.to(device, non_blocking=True))
-        choice = Choice(action, distribution.log_prob(action), output.value.squeeze(1), base, slots)
+        choice = Choice(action, distribution.log_prob(action), output.value.squeeze(1), inputs, base, slots)
         return choice, Recollection(output.state, memory.noise)

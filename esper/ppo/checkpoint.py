@@ -51,8 +51,9 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: is no checkpoint that can be read; it is cut off, or of another program.") from None
     if not isinstance(found, dict) or "esper" not in found:
         raise ValueError(f"{path}: is a checkpoint, but not of esper.")
-    if found["esper"]["version"] > VERSION:
-        raise ValueError(f"{path}: has version {found['esper']['version']}; this esper reads up to {VERSION}.")
+    version = found["esper"].get("version", 0)
+    if not 1 <= version <= VERSION:
+        raise ValueError(f"{path}: has version {version}; this esper reads 1 to {VERSION}.")
     return found
 
 

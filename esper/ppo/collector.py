@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -55,7 +55,7 @@ class Watcher(Protocol):
 
     def round_begins(self, kind: str, seeds: Sequence[int], steps: int) -> None: ...
 
-    def step_done(self, action: Tensor, step: Any) -> None: ...
+    def step_done(self, action: Tensor, step: Paid) -> None: ...
 
     def round_ends(self, rollout: Rollout) -> None: ...
 
@@ -121,6 +121,8 @@ class Collector(LightningDataModule):
     def play(self, kind: str, seeds: Sequence[int]) -> Rollout:
         """Whole episodes of the given seeds; `greedy` without chance."""
         module, world = self._module, self.environment
+        if module.policy.layout != world.layout:
+            raise ValueError("policy: was built for other slots, heads or features than the environment has.")
         controller = Learned(module.policy, greedy=kind == "greedy")
         for watcher in self.watchers:
             watcher.round_begins(kind, seeds, world.steps)
@@ -130,15 +132,14 @@ class Collector(LightningDataModule):
         clock["environment"] += time.perf_counter() - began
         rollout = Rollout.empty(list(seeds), world.steps, world.layout, module.policy.begin(len(seeds)))
         rollout.kind = kind
-        alive = torch.ones(len(seeds), dtype=torch.bool, device=rollout.valid.device)
+        alive = torch.ones(len(seeds), dtype=torch.bool)
         for step in range(world.steps):
             self._pause()
             began = time.perf_counter()
-            inputs = observation.to(alive.device)
-            choice, memory = controller.decide(inputs, memory)
+            choice, memory = controller.decide(observation, memory)
             if step:
                 rollout.next_value[:, step - 1] = choice.value
-            rollout.write(step, inputs, choice, alive)
+            rollout.write(step, choice, alive)
             action = choice.action.cpu()
             decided = time.perf_counter()
             paid = world.step(action)
@@ -147,12 +148,12 @@ class Collector(LightningDataModule):
             for watcher in self.watchers:
                 watcher.step_done(action, paid)
             observation = paid.observation
-            last = torch.full_like(paid.truncated, step + 1 == world.steps) & ~paid.terminated
-            rollout.pay(step, paid.reward, paid.terminated, paid.truncated | last)
-            alive = alive & ~(rollout.terminated[:, step] | rollout.truncated[:, step])
+            cut = paid.truncated if step + 1 < world.steps else ~paid.terminated
+            rollout.pay(step, paid.reward, paid.terminated, cut)
+            alive = alive & ~(paid.terminated | cut)
             if not alive.any():
                 break
-        choice, _ = controller.decide(observation.to(alive.device), memory)
+        choice, _ = controller.decide(observation, memory)
         rollout.next_value[:, step] = choice.value
         rollout.outcome, rollout.seconds = world.outcome(), clock
         for watcher in self.watchers:
@@ -180,9 +181,9 @@ class Collector(LightningDataModule):
         total = torch.zeros((), device=everyone.device)
         for _ in range(min(self._warmup, world.steps)):
             self._pause()
-            inputs = observation.to(everyone.device)
-            total = total + policy.moments(inputs.base.unsqueeze(1), inputs.slots.unsqueeze(1), everyone)
-            choice, memory = controller.decide(inputs, memory)
+            choice, memory = controller.decide(observation, memory)
+            seen = choice.inputs
+            total = total + policy.moments(seen.base.unsqueeze(1), seen.slots.unsqueeze(1), everyone)
             paid = world.step(choice.action.cpu())
             observation = paid.observation
             if (paid.terminated | paid.truncated).all():

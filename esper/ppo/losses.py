@@ -29,7 +29,7 @@ class Surrogate:
 def surrogate(log_prob: Tensor, old: Tensor, advantages: Tensor, active: Tensor, *, clip: float) -> Surrogate:
     """The clipped surrogate of each head, over the steps where it took part and had a choice.
 
-    log_prob, old, active: [steps, heads]; advantages: [steps].
+    log_prob, old, active: [steps, heads]; advantages: [steps]; all on one device, where the sums stay.
     """
     log_ratio = (log_prob - old).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     log_ratio = torch.where(active, log_ratio, 0.0)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from esper.controllers import Choice, State
-from esper.environment import Inputs
 from esper.lifecycle import Layout, Masks
 
 PADDING_OPTION = 0  # the one legal option on steps behind an episode's end, so that distributions there are defined
@@ -83,10 +82,11 @@ class Rollout:
             state=state,
         )
 
-    def write(self, step: int, inputs: Inputs, choice: Choice, alive: Tensor) -> None:
+    def write(self, step: int, choice: Choice, alive: Tensor) -> None:
         """A decision of the episodes that are `alive` [envs]; what goes on in others is left as padding."""
         if not 0 <= step < self.valid.shape[1]:
             raise ValueError(f"rollout: step {step} is beyond the {self.valid.shape[1]} there is room for.")
+        inputs, alive = choice.inputs, alive.to(self.valid.device, non_blocking=True)
         pairs = [
             (self.raw_base, inputs.base),
             (self.raw_slots, inputs.slots),

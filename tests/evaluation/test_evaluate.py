@@ -112,7 +112,7 @@ def test_bad_input_is_refused_in_one_sentence_before_anything_is_built(
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("+environment.foo=1",), r"esper\.environment\.Environment: .*unexpected keyword argument 'foo'"),
+        (("+environment.foo=1",), r"esper\.environment\.Environment: foo is no setting of it; the nearest is"),
         (
             ("+reward.terms.bonus._target_=esper.rewards.terms.Rent",),
             r"missing 1 required positional argument: 'weight'",

@@ -88,7 +88,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="not of esper"):
         read(tmp_path / "foreign.ckpt")
     torch.save({"esper": {"version": 99}}, tmp_path / "newer.ckpt")
-    with pytest.raises(ValueError, match="version 99; this esper reads up to 1"):
+    with pytest.raises(ValueError, match="version 99; this esper reads 1 to 1"):
         read(tmp_path / "newer.ckpt")
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -130,6 +132,14 @@ def test_a_budget_of_decisions_is_never_passed() -> None:
     collector = Collector(world, seed=0, warmup=0, budget=60)
     trainer(100).fit(module, datamodule=collector)
     assert module.counters.decisions == 57, "three rounds of 19; a fourth might take 20"
+
+
+def test_a_policy_for_slots_in_another_order_is_refused() -> None:
+    world = Locks()
+    module = learner(world)
+    world.layout = replace(world.layout, slots=world.layout.slots[::-1])
+    with pytest.raises(ValueError, match="policy: was built for other slots"):
+        played(module, world)
 
 
 def test_bad_settings_are_refused() -> None:

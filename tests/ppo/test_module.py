@@ -262,6 +262,16 @@ def test_hosts_are_no_parameters_of_the_module() -> None:
     assert {name.split(".")[0] for name in module.state_dict()} == {"policy", "scale"}
 
 
+def test_the_loss_runs_on_the_meta_device() -> None:
+    module, rollout, targets = ready(net={"validate": False})
+    meta = torch.device("meta")
+    module.to(meta)
+    moved = {name: value.to(meta) for name, value in vars(targets).items() if isinstance(value, torch.Tensor)}
+    loss, _ = loss_of(module, rollout.to(meta), replace(targets, **moved), torch.arange(4, device=meta))
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in module.policy.parameters())
+
+
 def test_it_learns_heads_that_depend_on_each_other_behind_masks() -> None:
     """Waiting pays 0, guessing 1 in 6, knowing slot and blueprint 1 each step."""
     world = Locks(envs=16, steps=4)

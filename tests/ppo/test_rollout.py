@@ -24,7 +24,7 @@ def test_only_living_episodes_are_written() -> None:
     rollout = Rollout.empty([0, 1], 2, of, net.begin(2))
     inputs, controller = random_inputs(of, 2, draws()), Learned(net, greedy=False)
     choice, _ = controller.decide(inputs, controller.begin([0, 1]))
-    rollout.write(0, inputs, choice, torch.tensor([True, False]))
+    rollout.write(0, choice, torch.tensor([True, False]))
     rollout.pay(0, torch.ones(2), torch.tensor([True, True]), torch.zeros(2, dtype=torch.bool))
     assert torch.equal(rollout.raw_base[0, 0], inputs.base[0])
     assert not rollout.raw_base[1].any()
@@ -40,7 +40,7 @@ def test_there_is_room_for_so_many_steps_and_no_more() -> None:
     inputs, controller = random_inputs(of, 1, draws()), Learned(net, greedy=True)
     choice, _ = controller.decide(inputs, controller.begin([0]))
     with pytest.raises(ValueError, match="step 1 is beyond the 1"):
-        rollout.write(1, inputs, choice, torch.ones(1, dtype=torch.bool))
+        rollout.write(1, choice, torch.ones(1, dtype=torch.bool))
 
 
 def test_a_state_of_other_episodes_is_refused() -> None:

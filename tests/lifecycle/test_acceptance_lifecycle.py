@@ -1,0 +1,22 @@
+import torch
+
+from esper.lifecycle import HEADS, active, available, causal
+from tests.controllers.nets import draws, layout, random_masks
+from tests.lifecycle.play import space
+
+
+def test_masks_by_cause_are_made_where_their_ops_are_and_say_so() -> None:
+    of, meta = layout("full"), torch.device("meta")
+    masks, op = random_masks(of, 4, draws()).to(meta), torch.zeros(4, dtype=torch.long, device=meta)
+    for found in (causal(op, of), active(masks, op, of), available(masks, of)):
+        assert found.device == meta
+    assert "same device" in (causal.__doc__ or "")
+
+
+def test_a_mixed_batch_of_ops_in_two_dimensions_gets_each_ops_own_row() -> None:
+    full = space("full")
+    ops = torch.tensor([[5, 0, 1], [3, 4, 2]])
+    mask = causal(ops, full)
+    for row, column in ((row, column) for row in range(2) for column in range(3)):
+        op = full.ops[int(ops[row, column])]
+        assert mask[row, column].tolist() == [op in head.ops for head in HEADS]

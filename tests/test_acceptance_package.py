@@ -1,0 +1,109 @@
+"""What reviews ask of the code itself, read from its syntax."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import esper
+from esper.lifecycle import HEAD_NAMES
+from tests.environment_kit import environment
+
+PACKAGE = Path(esper.__file__).parent
+PROJECT = Path(__file__).parent.parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+LONGEST = 400  # lines of a file
+
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text()))
+
+
+@each_file
+def test_imports_stand_at_the_top_and_depend_on_nothing(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    everywhere = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert everywhere == [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def test_torch_is_a_hard_dependency_that_nothing_does_without() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    assert [name for name in project["dependencies"] if name.startswith("torch>")]
+    for path in FILES:
+        caught = {name.id for node in nodes(path) if isinstance(node, ast.ExceptHandler) and node.type
+                  for name in ast.walk(node.type) if isinstance(name, ast.Name)}  # fmt: skip
+        assert not caught & {"ImportError", "ModuleNotFoundError"}, path
+
+
+@each_file
+def test_unions_are_written_with_a_bar(path: Path) -> None:
+    names = {node.id for node in nodes(path) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)}
+    assert not names & {"Optional", "Union"}
+
+
+@each_file
+def test_a_file_is_no_longer_than_can_be_read(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
+
+
+@each_file
+def test_heads_are_listed_in_the_head_table_alone(path: Path) -> None:
+    """Slots have fields of the same names, so the lifecycle is left out."""
+    if "lifecycle" in path.relative_to(PACKAGE).parts:
+        return
+    for node in nodes(path):
+        entries = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+        written = {entry.value for entry in entries if isinstance(entry, ast.Constant)}
+        assert len(written & set(HEAD_NAMES)) < 3, f"line {getattr(node, 'lineno', 0)}"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*/__init__.py")), ids=lambda path: path.parent.name)
+def test_a_room_exports_its_own_names_alone(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    own = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    exported: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"esper.{path.parent.name}"):
+            own |= {alias.asname or alias.name for alias in node.names}
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            exported |= set(ast.literal_eval(node.value))
+    assert exported <= own
+    foreign = {
+        node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("esper.")
+        and not (node.module or "").startswith(f"esper.{path.parent.name}")
+    }  # fmt: skip
+    assert not foreign
+
+
+def test_protocols_say_what_they_exchange() -> None:
+    found = set()
+    for path in FILES:
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
+                for inner in ast.walk(node):
+                    kind = inner.annotation if isinstance(inner, ast.arg | ast.AnnAssign) else None
+                    kind = inner.returns if isinstance(inner, ast.FunctionDef) else kind
+                    if kind is not None and "Any" in ast.unparse(kind).replace("[", " ").split():
+                        found.add((node.name, inner.arg if isinstance(inner, ast.arg) else ""))
+    assert not found
+
+
+def test_devices_are_torchs_own_objects() -> None:
+    """What a configuration writes as text is turned into one where data is made, and nowhere else is it text."""
+    for path in FILES:
+        for node in nodes(path):
+            if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+                name = node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
+                kinds = set(ast.unparse(node.annotation).split(" | "))
+                if name == "device":
+                    assert "torch.device" in kinds, path
+                    assert kinds <= {"torch.device", "None"} or path.parent.name == "data", path
+    env = environment()
+    assert type(env.data.device).__name__ == "device"
