@@ -461,7 +461,7 @@ def test_compilation_begins_only_when_a_checkpoints_weights_are_in(tmp_path: Pat
     torch.testing.assert_close(fresh.policy(*given).value, trained.policy(*given).value)
     assert graphs.operations
     torch.save({"esper": {"version": VERSION + 1}}, tmp_path / "newer.ckpt")
-    with pytest.raises(ValueError, match=rf"reads up to {VERSION}"):
+    with pytest.raises(ValueError, match=rf"reads 1 to {VERSION}"):
         restore(fresh, tmp_path / "newer.ckpt")
 
 
