@@ -28,6 +28,7 @@ test: lint
 
 bench: install
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/telemetry.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

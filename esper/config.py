@@ -15,7 +15,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_class, get_object, instantiate
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,6 +25,7 @@ from esper.data import DataError
 from esper.environment import Environment
 from esper.hosts import Host
 from esper.rewards import terms as reward_terms
+from esper.telemetry.glossary import GLOSSARY, find
 
 _PACKAGED = Path(__file__).parent / "conf"  # in an installed wheel
 CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
@@ -74,6 +76,8 @@ def build(node: DictConfig, **changes: object) -> Any:
             raise cause from None
         reason = str(cause or error).splitlines()[0].rstrip(".:")
         raise ValueError(f"{target}: {reason}.") from None
+    except (RuntimeError, MisconfigurationException) as error:
+        raise ValueError(f"{target}: {str(error).splitlines()[0].rstrip('.')}.") from None
     except TypeError as error:
         wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if wrong:
@@ -136,10 +140,21 @@ def _check_reward(config: DictConfig) -> None:
 def check_learning(config: DictConfig) -> None:
     """Refuse a configuration that nothing can be learned with, before data is loaded or anything is built."""
     unknown_keys(config, "run")
-    if not isinstance(config.rounds, int) or config.rounds < 1:
-        raise ValueError(f"rounds={config.rounds}: must be a whole number of at least 1.")
+    whole = {"rounds": config.rounds, "environment.envs": config.environment.envs, "decisions": config.decisions or 1}
+    for key, value in whole.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{key}={value}: must be a whole number of at least 1.")
     if not isinstance(config.validate_every, int) or config.validate_every < 0:
         raise ValueError(f"validate_every={config.validate_every}: must be a whole number of at least 0.")
+    if str(config.trainer.precision) not in ("32", "32-true"):
+        raise ValueError(
+            f"trainer.precision={config.trainer.precision}: must be 32-true, so that the policy learns from exactly "
+            "what it did; hosts have environment.precision."
+        )
+    for key in ("optimized_metric", "callbacks.checkpoints.best"):
+        metric = OmegaConf.select(config, key)
+        if metric is not None and find(metric) is None:
+            raise ValueError(f"{key}={metric}: is reported by no run; {nearest(metric, [m.tag for m in GLOSSARY])}.")
     settings, envs = build(config.ppo), config.environment.envs
     if settings.minibatches * settings.accumulate > envs:
         raise ValueError(
@@ -173,7 +188,7 @@ def nearest(key: str, known: Sequence[str]) -> str:
 
 def build_offered(node: DictConfig, **offers: object) -> Any:
     """Build a node with those of the offered arguments that it can take."""
-    takes = signature(get_class(node._target_)).parameters
+    takes = signature(get_object(node._target_)).parameters
     return build(node, _partial_=False, **{name: value for name, value in offers.items() if name in takes})
 
 

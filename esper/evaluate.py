@@ -19,9 +19,9 @@ from esper.data import DataError
 from esper.environment import Environment
 from esper.evaluation.runner import run_episodes
 from esper.evaluation.summary import summarise, table
-from esper.evaluation.timeline import draw
 from esper.records import Writer, read
 from esper.seeding import derive
+from esper.telemetry import timeline
 
 WIDTH = 120  # columns of what is printed into a file
 
@@ -110,7 +110,11 @@ def conclude(
     result = {"data": environment.data.name, "seed": config.seed, "controllers": summaries}
     (directory / "evaluation.json").write_text(json.dumps(result, indent=2))
     median = {name: sorted(lines, key=lambda line: line["score"])[len(lines) // 2] for name, lines in finished.items()}
-    draw(median, directory / "timeline.png")
+    titled = {
+        f"{name}: test {line['test_score']:.1f}, {line['parameters']:,.0f} parameters": line
+        for name, line in median.items()
+    }
+    timeline(titled).savefig(directory / "timeline.png", dpi=130)
     console.print(f"{directory}/episodes.jsonl, evaluation.json, timeline.png (the median episode of each)")
 
 

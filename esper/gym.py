@@ -161,6 +161,9 @@ class Gymnasium:
     def outcome(self) -> dict[str, torch.Tensor]:
         return {"score": self._returns}
 
+    def effort(self) -> dict[str, float]:
+        return {}
+
     def close(self) -> None:
         for game in self._games:
             game.close()

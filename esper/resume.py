@@ -1,14 +1,13 @@
 """Going on with a run: where it is, and its configuration with what was said anew."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from esper.config import CONF
+from esper.config import compose_config
 
 LAST = "last.ckpt"
 OUTPUTS = Path("outputs")
@@ -18,75 +17,105 @@ KEPT = ("seed", "name")  # a resumed run cannot change them and be the same run
 def prepared(arguments: Sequence[str]) -> list[str]:
     """The command line as Hydra should see it.
 
-    `debug=...` comes last, so that it wins over an experiment; a resumed run goes on in its own directory.
+    `debug=...` comes last, so that it wins over an experiment. A resumed run goes on in its own directory, with the
+    overrides it was started with before those that are typed now.
     """
-    rest = [argument for argument in arguments if not argument.startswith("debug=")]
-    debug = [f"+{argument}" for argument in arguments if argument.startswith("debug=")]
-    wanted = [argument.partition("=")[2] for argument in rest if argument.startswith("resume=")]
+    rest = [argument for argument in arguments if _key(argument) != "debug"]
+    debug = [f"+{argument.lstrip('+')}" for argument in arguments if _key(argument) == "debug"]
+    wanted = [argument.partition("=")[2] for argument in rest if _key(argument) == "resume"]
     if not wanted or wanted[-1] in ("null", ""):
         return rest + debug
     if {"-m", "--multirun"} & set(rest):
         raise SystemExit(f"resume={wanted[-1]}: goes on with one run; it cannot be given to a sweep.")
     directory = find(wanted[-1])
+    earlier = overrides_of(directory)
+    typed = [argument for argument in rest if _key(argument) != "resume"]
+    for argument in (*typed, *debug):
+        if _key(argument) in ("experiment", "debug") and argument not in earlier:
+            raise SystemExit(f"{argument}: a resumed run stays the run it is; leave it out.")
+    anew = {_key(argument) for argument in typed}
+    kept = [override for override in earlier if _key(override) not in anew]
     quoted = str(directory).replace("'", "\\'")
-    return [*rest, *debug, f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"]
+    return [*kept, *typed, f"resume='{quoted}'", f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"]
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
 
 
 def find(name: str) -> Path:
     """The directory of the run that is meant."""
     if name != "latest":
         directory = Path(name)
-        if not (directory / ".hydra" / "config.yaml").is_file():
-            raise SystemExit(f"resume={name}: is no directory of a run; it has no .hydra/config.yaml.")
+        if not _is_run(directory):
+            raise SystemExit(f"resume={name}: is no directory of a run; it has no .hydra/config.yaml of one.")
         return directory
-    runs = [path.parent for path in OUTPUTS.glob("**/checkpoints") if (path.parent / ".hydra/config.yaml").is_file()]
+    runs = [path.parent for path in OUTPUTS.glob("**/checkpoints") if _is_run(path.parent)]
     if not runs:
         raise SystemExit(f"resume=latest: there is no run under {OUTPUTS}/ here.")
     return max(runs, key=lambda run: (run / "checkpoints").stat().st_mtime_ns)
 
 
-def overridden(typed: DictConfig, directory: Path, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """The run's configuration with the overrides that were typed now, and what they change.
+def _is_run(directory: Path) -> bool:
+    path = directory / ".hydra" / "config.yaml"
+    return path.is_file() and "rounds" in OmegaConf.load(path)
 
-    `typed` is the configuration as composed from the command line alone.
+
+def overrides_of(directory: Path) -> list[str]:
+    """What a run was started and resumed with."""
+    path = directory / ".hydra" / "overrides.yaml"
+    if not path.is_file():
+        return []
+    found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    return [str(override) for override in found] if isinstance(found, list) else []
+
+
+def overridden(typed: DictConfig, directory: Path) -> tuple[DictConfig, list[str]]:
+    """The run's configuration with what was typed now, and how it differs.
+
+    `typed` is composed from all overrides, earlier and new; what the new ones change in it, they change in the run's.
     """
     saved = OmegaConf.load(directory / ".hydra" / "config.yaml")
     assert isinstance(saved, DictConfig)
-    before = _flat(saved)
-    known = directory / ".hydra" / "overrides.yaml"
-    earlier = list(OmegaConf.load(known)) if known.is_file() else []
-    with open_dict(saved):
-        for override in OverridesParser.create().parse_overrides(list(overrides)):
-            key = override.key_or_group
-            if key == "resume":
-                continue
-            if key == "experiment":
-                if override.input_line not in earlier:
-                    raise ValueError(f"{override.input_line}: a resumed run keeps its experiment; leave it out.")
-                continue
-            if key == "debug":
-                raise ValueError(f"{override.input_line}: a resumed run cannot become another one; leave it out.")
-            value = OmegaConf.select(typed, key)
-            replace = (CONF / key).is_dir()
-            OmegaConf.update(saved, key, value, merge=not replace)
-        saved.resume = None
-    after = _flat(saved)
-    for key in KEPT:
-        if before[key] != after[key]:
-            raise ValueError(f"{key}={after[key]}: a resumed run keeps its {key}={before[key]}.")
+    before, after = flat(compose_config("run", overrides_of(directory))), flat(typed)
+    after["resume"] = before["resume"] = None
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    for key in KEPT:
+        if key in changed:
+            raise ValueError(f"{key}={after[key]}: a resumed run keeps its {key}={before[key]}.")
+    with open_dict(saved):
+        for key in (key for key in changed if key not in after):
+            parent, leaf = _highest_gone(key, after)
+            (OmegaConf.select(saved, parent) if parent else saved).pop(leaf, None)
+        for key in (key for key in changed if key in after):
+            OmegaConf.update(saved, key, after[key], force_add=True)
+        saved.resume = None
     return saved, [f"{key}: {before.get(key)} -> {after.get(key)}" for key in changed]
 
 
-def save_config(config: DictConfig, directory: Path) -> None:
+def _highest_gone(key: str, there: Mapping[str, Any]) -> tuple[str, str]:
+    """The parent and name of the highest node above a key of which nothing is left."""
+    parts = key.split(".")
+    for count in range(1, len(parts)):
+        prefix = ".".join(parts[:count])
+        if prefix not in there and not any(other.startswith(f"{prefix}.") for other in there):
+            parts = parts[:count]
+            break
+    return ".".join(parts[:-1]), parts[-1]
+
+
+def save(config: DictConfig, directory: Path, overrides: Sequence[str]) -> None:
     """So that the next resume knows what was changed by this one."""
-    path = directory / ".hydra" / "config.yaml"
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(OmegaConf.to_yaml(config))
-    os.replace(unfinished, path)
+    kept = [override for override in overrides if _key(override) != "resume"]
+    for name, content in (("config", OmegaConf.to_yaml(config)), ("overrides", OmegaConf.to_yaml(kept))):
+        path = directory / ".hydra" / f"{name}.yaml"
+        unfinished = path.with_suffix(".part")
+        unfinished.write_text(content)
+        os.replace(unfinished, path)
 
 
-def _flat(config: DictConfig) -> dict[str, Any]:
+def flat(config: DictConfig) -> dict[str, Any]:
+    """Every value under its full key, interpolations as they are written."""
     found: dict[str, Any] = {}
 
     def walk(node: Any, prefix: str) -> None:

@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ from rich.console import Console
 
 from esper.config import CONF, build, build_offered, build_world, check_learning, entry, grows
 from esper.data import DataError
-from esper.ppo import PPO, AtomicIO, Collector, DivergedError, StoppedError, World, restore
-from esper.resume import LAST, overridden, prepared, save_config
+from esper.environment import Environment
+from esper.ppo import PPO, AtomicIO, Collector, Counters, DivergedError, StoppedError, Watcher, World, restore
+from esper.resume import LAST, flat, overridden, prepared, save
 from esper.seeding import derive, seeded
-from esper.telemetry import RoundRecords, conclusion, draw_rounds
+from esper.telemetry import Attention, Episodes, Progress, RoundRecords, conclusion, draw_rounds
 
 WIDTH = 120  # columns of what is printed into a file
 SHARE = 0.1  # of all rounds, that the first and the last are taken over in the summary
@@ -41,59 +42,89 @@ def build_module(config: DictConfig, world: World) -> PPO:
     return PPO(policy, build(config.ppo), config.seed)
 
 
-def build_trainer(config: DictConfig, directory: Path, console: Console, module: PPO) -> Trainer:
-    offers = {"directory": directory, "console": console, "rounds": config.rounds}
+def build_callbacks(config: DictConfig, directory: Path, console: Console, world: World) -> list[Callback]:
+    """Those that are switched on, each given what it asks for of what a run has to offer."""
+    offers = {
+        "directory": directory,
+        "console": console,
+        "rounds": config.rounds,
+        "settings": flat(config),
+        "attention": Attention(),
+        "episodes": Episodes(world) if isinstance(world, Environment) else None,
+    }
     places = {"checkpoints": {**offers, "directory": directory / "checkpoints"}}
-    callbacks: list[Callback] = [
-        build_offered(node, **places.get(name, offers)) for name, node in config.callbacks.items()
-    ]
-    done = module.counters
+    chosen = {name: node for name, node in config.callbacks.items() if node is not None}
+    return [build_offered(node, **places.get(str(name), offers)) for name, node in chosen.items()]
+
+
+def watchers_of(callbacks: Sequence[Callback]) -> list[Watcher]:
+    """Callbacks that watch rounds, and whatever gathers episodes for them."""
+    gatherers = {id(g): g for g in (getattr(callback, "gatherer", None) for callback in callbacks) if g is not None}
+    return [*gatherers.values(), *[callback for callback in callbacks if isinstance(callback, Progress)]]
+
+
+def build_trainer(config: DictConfig, directory: Path, callbacks: list[Callback], done: Counters) -> Trainer:
     loggers = []
     for node in config.logger.values():
-        changes = {"purge_step": done.decisions + 1} if done.rounds and "TensorBoard" in node._target_ else {}
+        changes: dict[str, object] = {}
+        if done.rounds and "TensorBoard" in node._target_:
+            changes = {"purge_step": done.decisions + 1}
+        elif done.rounds and "CSV" in node._target_:  # which would begin its file anew
+            changes = {"version": f"from_round_{done.rounds}"}
         loggers.append(build(node, save_dir=str(directory), _partial_=False, **changes))
+    offers = {"directory": directory, "dirpath": str(directory), "device": torch.device(config.device)}
     trainer: Trainer = build(
         config.trainer,
         max_epochs=config.rounds,
         callbacks=callbacks,
         logger=loggers or False,
         plugins=[AtomicIO()],
+        profiler=build_offered(config.profiler, **offers) if "_target_" in config.profiler else None,
         check_val_every_n_epoch=config.validate_every or config.rounds + 1,
         default_root_dir=str(directory),
         _partial_=False,
     )
     progress = trainer.fit_loop.epoch_progress  # rounds are Lightning's epochs
-    progress.load_state_dict(
-        {"total": vars(progress.total), "current": dict.fromkeys(vars(progress.total), done.rounds)}
-    )
+    fields = vars(progress.total)
+    progress.load_state_dict({"total": fields, "current": dict.fromkeys(fields, done.rounds)})
     return trainer
 
 
-def train(config: DictConfig, directory: Path, console: Console, resumed: bool = False) -> dict[str, float]:
-    """Play and learn; checkpoints, figures and pictures go into `directory`. Gives the last figures."""
+def train(
+    config: DictConfig, directory: Path, console: Console, resumed: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Play and learn; checkpoints, figures and pictures go into `directory`. Gives the last figures.
+
+    `resumed` are all overrides of a run that goes on; None begins one.
+    """
     check_learning(config)
     world = build_world(config)
     module = build_module(config, world)
     saved: dict[str, Any] = {}
     last = directory / "checkpoints" / LAST
-    if resumed and last.exists():
+    if resumed is not None and last.exists():
         saved = restore(module, last)
-        save_config(config, directory)
-    last.parent.mkdir(parents=True, exist_ok=True)
-    trainer = build_trainer(config, directory, console, module)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        recall(module, directory)
+        if config.rounds < module.counters.rounds:
+            raise ValueError(f"rounds={config.rounds}: {module.counters.rounds} are done already.")
+    if resumed is not None and speaks():
+        save(config, directory, resumed)
+    callbacks = build_callbacks(config, directory, console, world)
+    for callback in callbacks:
         if callback.state_key in saved:
             callback.load_state_dict(saved[callback.state_key])
-    watchers = [callback for callback in trainer.callbacks if hasattr(callback, "step_done")]  # type: ignore[attr-defined]
+    trainer = build_trainer(config, directory, callbacks, module.counters)
     collector = build(
-        config.collector, environment=world, seed=config.seed, budget=config.decisions, watchers=watchers,
-        _partial_=False,
+        config.collector, environment=world, seed=config.seed, budget=config.decisions,
+        watchers=watchers_of(callbacks), _partial_=False,
     )  # fmt: skip
+    last.parent.mkdir(parents=True, exist_ok=True)
     announce(config, directory, console, world, module)
     started = time.perf_counter()
     try:
         with stoppable(collector):
-            trainer.fit(module, datamodule=collector)
+            if not collector.spent(module.counters.decisions):
+                trainer.fit(module, datamodule=collector)
             if module.validated != module.counters.rounds:
                 trainer.validate(module, datamodule=collector, verbose=False)
     except (StoppedError, SIGTERMException) as stop:
@@ -108,6 +139,16 @@ def train(config: DictConfig, directory: Path, console: Console, resumed: bool =
     if trainer.is_global_zero:
         conclude(config, directory, console, module, time.perf_counter() - started)
     return module.latest
+
+
+def recall(module: PPO, directory: Path) -> None:
+    """The figures of the last round that a resumed run has behind it."""
+    for line in RoundRecords(directory).lines():
+        if line["round"] == module.counters.rounds:
+            numbers = {name: value for name, value in line.items() if "/" in name and value is not None}
+            module.latest.update(numbers)
+            if any(name.startswith("validation/") for name in numbers):
+                module.validated = module.counters.rounds
 
 
 @contextmanager
@@ -157,7 +198,8 @@ def conclude(config: DictConfig, directory: Path, console: Console, module: PPO,
     console.print(f"{directory}/rounds.png, rounds.jsonl, summary.json, checkpoints/{LAST}", soft_wrap=True)
     console.print("next:")
     console.print(f"  tensorboard --logdir {directory}", soft_wrap=True)
-    console.print(f"  python -m esper.run resume={directory} rounds={2 * config.rounds}", soft_wrap=True)
+    longer = f"rounds={2 * config.rounds}" if config.decisions is None else f"decisions={2 * config.decisions}"
+    console.print(f"  python -m esper.run resume={directory} {longer}", soft_wrap=True)
     if (CONF / "experiment" / f"{config.name}.yaml").is_file() and grows(config):
         console.print(f"  python -m esper.evaluate +experiment={config.name}", soft_wrap=True)
 
@@ -168,22 +210,36 @@ def main(config: DictConfig) -> float | None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning asks torch in a way that will go
-    quiet = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))) > 0  # one process speaks for all
-    console = Console(quiet=quiet) if sys.stdout.isatty() else Console(width=WIDTH, quiet=quiet)
+    console = Console(quiet=not speaks()) if sys.stdout.isatty() else Console(width=WIDTH, quiet=not speaks())
     running = HydraConfig.get()
     directory = Path(running.runtime.output_dir)
     try:
         resumed = config.resume is not None
         if resumed:
-            config, changes = overridden(config, directory, list(running.overrides.task))
+            config, changes = overridden(config, directory)
             for change in changes:
                 console.print(f"changed     {change}", soft_wrap=True)
-        figures = train(config, directory, console, resumed)
+        figures = train(config, directory, console, list(running.overrides.task) if resumed else None)
     except (ValueError, DataError, DivergedError) as error:
-        if not (directory / "checkpoints").exists():
-            shutil.rmtree(directory)  # nothing has begun: only what Hydra has just written is there
+        if not resumed:
+            take_back(directory)
         sys.exit(str(error))
     return figures.get(config.optimized_metric)
+
+
+def speaks() -> bool:
+    """Whether this is the one process of a distributed run that prints and writes."""
+    ranks = [os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ]
+    return not ranks or int(ranks[0]) == 0
+
+
+def take_back(directory: Path) -> None:
+    """What Hydra has written for a run that did not begin; whatever else is there stays."""
+    if {path.name for path in directory.iterdir()} <= {".hydra", "run.log"}:
+        shutil.rmtree(directory / ".hydra", ignore_errors=True)
+        (directory / "run.log").unlink(missing_ok=True)
+        with suppress(OSError):
+            directory.rmdir()
 
 
 def cli() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from esper.config import compose_config
+from esper.resume import overridden, overrides_of, prepared, save
 from esper.run import cli
 from tests.environment_kit import SMALL
 
@@ -46,9 +48,10 @@ def run(where: Path, *overrides: str, code: int = 0, tiny: bool = True) -> str:
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
-    """The rounds of a run, without what depends on the clock."""
+    """The rounds of a run, without what depends on clock and machine."""
     found = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in found]
+    of_the_machine = ("time/", "health/memory")
+    return [{key: value for key, value in line.items() if not key.startswith(of_the_machine)} for line in found]
 
 
 def weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -160,6 +163,17 @@ def refused(where: Path, *typed: str) -> str:
         ("rounds=0", r"^rounds=0: must be a whole number of at least 1\.$"),
         ("reward.terms.shaping.gamma=0.5", r"^reward.terms.shaping.gamma=0.5: must be gamma=1.0"),
         ("ppo.gamma=0.5", r"^ppo.gamma=0.5: must be gamma=1.0"),
+        ("environment.envs=abc", r"^environment.envs=abc: must be a whole number of at least 1\.$"),
+        ("decisions=many", r"^decisions=many: must be a whole number of at least 1\.$"),
+        ("decisions=3", r"^decisions=3: must be at least the 8 that a round may take\.$"),
+        ("ppo.entropy_final=abc", r"^ppo.entropy_final=abc: must be a number\.$"),
+        ("ppo.lr_final=-1", r"^ppo.lr_final=-1: must be at least 0\.$"),
+        ("ppo.entropy_weights=[op]", r"^ppo.entropy_weights=\['op'\]: must be numbers by head, or null\.$"),
+        ("policy.compile=fast", r"^esper.controllers.Policy: .*fast"),
+        ("trainer.accelerator=gpu", r"^lightning.pytorch.Trainer: .*"),
+        ("trainer.precision=bf16-mixed", r"^trainer.precision=bf16-mixed: must be 32-true"),
+        ("optimized_metric=episode/scroe", r"^optimized_metric=episode/scroe: .* the nearest is episode/score\.$"),
+        ("callbacks.checkpoints.best=nothing", r"^callbacks.checkpoints.best=nothing: is reported by no run"),
         ("policy.floors={slt: 0.1}", r"^policy.floors={'slt': 0.1}: must be in \[0, 1\) by head"),
         ("device=cuda", r"^device=cuda: there is no CUDA device here"),
         ("resume=nowhere", r"^resume=nowhere: is no directory of a run"),
@@ -179,8 +193,9 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(tmp_path: Path, typed: s
         ("policy.hidden=32", r"^policy.hidden=32: the checkpoint .* has 16\.$"),
         ("seed=5", r"^seed=5: a resumed run keeps its seed=0\.$"),
         ("actions=full", r"^options: this run has"),
-        ("+experiment=cifar_ppo", r"^\+experiment=cifar_ppo: a resumed run keeps its experiment"),
-        ("debug=fast", r"^\+debug=fast: a resumed run cannot become another one"),
+        ("+experiment=cifar_ppo", r"^\+experiment=cifar_ppo: a resumed run stays the run it is"),
+        ("debug=fast", r"^\+debug=fast: a resumed run stays the run it is"),
+        ("rounds=3", r"^rounds=3: 4 are done already\.$"),
     ],
 )
 def test_a_resumed_run_refuses_what_does_not_fit(whole: tuple[Path, str], typed: str, sentence: str) -> None:
@@ -188,6 +203,32 @@ def test_a_resumed_run_refuses_what_does_not_fit(whole: tuple[Path, str], typed:
     output = refused(whole[0].parent, f"resume={whole[0]}", typed)
     assert re.search(sentence, output), output
     assert all(path.read_bytes() == content for path, content in files.items())
+
+
+def test_a_refused_run_takes_back_only_what_hydra_wrote(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    refused(tmp_path, *TINY, "rounds=0", "hydra.run.dir=.")
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_overrides_of_a_resumed_run_reach_into_its_experiment_and_are_kept(tmp_path: Path) -> None:
+    first = ["+experiment=cartpole_memory", "reward=shaped", "ppo.lr=0.1"]
+    (tmp_path / ".hydra").mkdir()
+    save(compose_config("run", first), tmp_path, first)
+    for typed, key, value in (
+        ("ppo.lr=0.2", "ppo.lr", 0.2), ("ppo.lr=0.1", "ppo.lr", 0.1), ("environment.keep=[0]", "environment.keep", [0]),
+        ("reward=basic", "reward.terms.final._target_", "esper.rewards.terms.FinalGain"),
+        ("~callbacks.health", "callbacks.health", None), ("trainer=gpu", "device", "cuda:0"),
+        ("ppo.lam=${gamma}", "ppo.lam", 0.99),
+    ):  # fmt: skip
+        arguments = prepared([f"resume={tmp_path}", typed])
+        everything = [argument for argument in arguments if not argument.startswith(("hydra", "resume"))]
+        config, changes = overridden(compose_config("run", everything), tmp_path)
+        assert OmegaConf.select(config, key) == value, typed
+        assert any(change.startswith(key.split(".")[0]) for change in changes)
+        save(config, tmp_path, everything)
+    assert overrides_of(tmp_path).count("ppo.lr=0.1") == 1
+    assert "ppo.lr=0.2" not in overrides_of(tmp_path)
 
 
 def test_a_corrupt_checkpoint_is_refused_and_kept(whole: tuple[Path, str], tmp_path: Path) -> None:

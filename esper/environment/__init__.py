@@ -2,6 +2,7 @@
 
 from esper.environment.environment import Environment
 from esper.environment.governor import Governor, Reason
+from esper.environment.host_run import gradient_health
 from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Inputs, Observation, View
 from esper.environment.record import Measured, StepRecord, rated
 from esper.environment.step import Rewarded, Step
@@ -19,5 +20,6 @@ __all__ = [
     "Step",
     "StepRecord",
     "View",
+    "gradient_health",
     "rated",
 ]

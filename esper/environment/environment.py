@@ -203,6 +203,12 @@ class Environment:
             "gflops": (now.flops / 1e9).float(),
         }
 
+    def effort(self) -> dict[str, float]:
+        """Of the episodes so far: seconds of each phase as they passed on the clock, and samples trained on."""
+        phases = {name: sum(run.seconds[name] for run in self._runs) / self._threads for name in ("train", "measure")}
+        samples = self.envs * self._view.step * self._options.batches * self._options.batch
+        return {**phases, "samples": float(samples)}
+
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()

@@ -1,6 +1,7 @@
 """One host run: its weights, its data order and its noise all follow from one episode seed."""
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class HostRun:
         cuda = data.device.type == "cuda"
         self._cuda_stream = torch.cuda.Stream(data.device) if cuda else None  # type: ignore[no-untyped-call]
         self._scaler = self._new_scaler()
+        self.seconds = {"train": 0.0, "measure": 0.0}  # spent so far; on a GPU only what the CPU had to do for it
 
     def graft(self, slot: str, blueprint: str, blend: Blend) -> None:
         self._grafts += 1
@@ -106,8 +108,10 @@ class HostRun:
         `progress` is that of the episode, before and after.
         """
         with self._thread():
-            trained = self._train(plan.settings, *progress)
-            return self._pack({**trained, **self._measure(plan.final, plan.off)})
+            with self._clock("train"):
+                trained = self._train(plan.settings, *progress)
+            with self._clock("measure"):
+                return self._pack({**trained, **self._measure(plan.final, plan.off)})
 
     def unmeasured(self) -> Tensor:
         """What `epoch` gives where nothing was measured."""
@@ -115,7 +119,7 @@ class HostRun:
 
     def measure(self, settings: Settings) -> Tensor:
         """Measure without training, packed as by `epoch`."""
-        with self._thread():
+        with self._thread(), self._clock("measure"):
             return self._pack(self._measure(settings, ()))
 
     def evaluate(self, settings: Settings, split: str) -> Tensor:
@@ -138,6 +142,12 @@ class HostRun:
                 yield
         finally:
             torch.set_num_threads(threads)
+
+    @contextmanager
+    def _clock(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - began
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = PRECISIONS[self._options.precision]

@@ -17,6 +17,15 @@ def summed(values: Tensor) -> Tensor:
     return total
 
 
+def largest(values: Tensor) -> Tensor:
+    """The largest over all ranks, element by element."""
+    if ranks() == 1:
+        return values
+    most = values.detach().clone()
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return most
+
+
 def share(values: Tensor) -> Tensor:
     """The sum over all ranks divided by their number.
 

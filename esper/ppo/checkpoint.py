@@ -11,6 +11,7 @@ torch's own generator is kept for modules of users which draw from it. Compilati
 are compiled in place, so that names do not change, and a resumed run compiles by its own configuration.
 """
 
+import math
 import os
 import pickle
 from pathlib import Path
@@ -99,7 +100,7 @@ class Checkpoints(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PPO)
         value = None if self._metric is None else pl_module.latest.get(self._metric)
-        if value is not None and (self._highest is None or value > self._highest):
+        if value is not None and math.isfinite(value) and (self._highest is None or value > self._highest):
             self._highest = value
             trainer.save_checkpoint(self._directory / BEST)
         if pl_module.counters.rounds % self._every == 0:
@@ -116,7 +117,8 @@ class Checkpoints(Callback):
         trainer.save_checkpoint(self._directory / LAST)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"highest": self._highest}
+        return {"metric": self._metric, "highest": self._highest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._highest = state_dict["highest"]
+        if state_dict["metric"] == self._metric:
+            self._highest = state_dict["highest"]

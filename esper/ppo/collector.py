@@ -47,6 +47,8 @@ class World(Protocol):
 
     def outcome(self) -> dict[str, Tensor]: ...
 
+    def effort(self) -> dict[str, float]: ...
+
     def close(self) -> None: ...
 
 
@@ -107,6 +109,9 @@ class Collector(LightningDataModule):
         self.environment, self.watchers = environment, list(watchers)
         self.stop: str | None = None  # why the run should stop, said by whoever wants it to
         self._seed, self._warmup, self._budget = seed, warmup, budget
+        self._most = environment.envs * environment.steps  # decisions of a round
+        if budget is not None and budget < self._most:
+            raise ValueError(f"decisions={budget}: must be at least the {self._most:,} that a round may take.")
 
     def train_dataloader(self) -> Rounds:
         return Rounds([self._training_round])
@@ -134,7 +139,8 @@ class Collector(LightningDataModule):
         rollout.kind = kind
         alive = torch.ones(len(seeds), dtype=torch.bool)
         for step in range(world.steps):
-            self._pause()
+            if kind == "training":
+                self._pause()
             began = time.perf_counter()
             choice, memory = controller.decide(observation, memory)
             if step:
@@ -155,21 +161,23 @@ class Collector(LightningDataModule):
                 break
         choice, _ = controller.decide(observation, memory)
         rollout.next_value[:, step] = choice.value
-        rollout.outcome, rollout.seconds = world.outcome(), clock
+        effort = world.effort()
+        rollout.samples = effort.pop("samples", 0.0)
+        rollout.outcome, rollout.seconds = world.outcome(), {**clock, **effort}
         for watcher in self.watchers:
             watcher.round_ends(rollout)
         return rollout
 
     def spent(self, decisions: int) -> bool:
         """Whether another round might pass the budget."""
-        world = self.environment
-        return self._budget is not None and decisions + world.envs * world.steps * ranks() > self._budget
+        return self._budget is not None and decisions + self._most * ranks() > self._budget
 
     def _training_round(self) -> Rollout:
-        counters = self._module.counters
-        if counters.rounds == 0 and self._warmup:
+        self._pause_together()
+        module = self._module
+        if self._warmup and not module.policy.base_statistics.count:
             self._warm_up()
-        return self.play("training", self._seeds("training", counters.episodes + self._first))
+        return self.play("training", self._seeds("training", module.counters.episodes + self._first))
 
     def _warm_up(self) -> None:
         """Fold what the untrained policy sees into the observation statistics."""
@@ -177,16 +185,17 @@ class Collector(LightningDataModule):
         seeds = self._seeds("warm-up", self._first)
         controller, policy = Learned(module.policy, greedy=False), module.policy
         observation, memory = world.reset(seeds), controller.begin(seeds)
-        everyone = torch.ones(len(seeds), 1, dtype=torch.bool, device=memory.state[0].device)
-        total = torch.zeros((), device=everyone.device)
+        device, alive = memory.state[0].device, torch.ones(len(seeds), dtype=torch.bool)
+        total = torch.zeros((), device=device)
         for _ in range(min(self._warmup, world.steps)):
             self._pause()
             choice, memory = controller.decide(observation, memory)
-            seen = choice.inputs
-            total = total + policy.moments(seen.base.unsqueeze(1), seen.slots.unsqueeze(1), everyone)
+            seen, those = choice.inputs, alive.to(device).unsqueeze(1)
+            total = total + policy.moments(seen.base.unsqueeze(1), seen.slots.unsqueeze(1), those)
             paid = world.step(choice.action.cpu())
             observation = paid.observation
-            if (paid.terminated | paid.truncated).all():
+            alive = alive & ~(paid.terminated | paid.truncated)
+            if not alive.any():
                 break
         policy.fold(summed(total))
 
@@ -194,9 +203,15 @@ class Collector(LightningDataModule):
         return [derive(purpose, self._seed, start + index) for index in range(self.environment.envs)]
 
     def _pause(self) -> None:
-        """The one place where a run may be stopped: nothing is half learned here."""
-        if self.stop is not None:
+        """Where a run may be stopped: nothing is half learned. One rank alone must not leave the others waiting."""
+        if self.stop is not None and ranks() == 1:
             raise StoppedError(self.stop)
+
+    def _pause_together(self) -> None:
+        """Where several ranks may be stopped, all or none."""
+        asked = summed(torch.tensor(float(self.stop is not None), device=self._module.device))
+        if asked:
+            raise StoppedError(self.stop or "another rank")
 
     @property
     def _first(self) -> int:

@@ -1,7 +1,7 @@
 """PPO as a LightningModule: a batch is a whole round of episodes, a training step is a whole update."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from esper.controllers import Policy
-from esper.ppo.agree import ranks, share, summed
+from esper.environment import gradient_health
+from esper.ppo.agree import largest, ranks, share, summed
 from esper.ppo.losses import annealed
 from esper.ppo.rollout import Rollout
 from esper.ppo.scale import ReturnScale
@@ -92,11 +93,12 @@ class PPO(LightningModule):
             groups, lr=self.settings.lr, eps=ADAM_EPS, fused=on_cuda, foreach=None if on_cuda else True
         )
         if self.optimizer_state is not None:
-            optimizer.load_state_dict(self.optimizer_state)
+            groups_now = optimizer.state_dict()["param_groups"]  # rates and decay are this run's own
+            optimizer.load_state_dict({"state": self.optimizer_state["state"], "param_groups": groups_now})
             self.optimizer_state = None
         return optimizer
 
-    def training_step(self, rollout: Rollout, batch_idx: int) -> None:
+    def training_step(self, rollout: Rollout, batch_idx: int) -> dict[str, Targets]:
         started = time.perf_counter()
         targets = prepare(rollout, self.policy, self.scale, self.settings)
         tally = self._learn(rollout, targets)
@@ -107,6 +109,7 @@ class PPO(LightningModule):
         counters.updates += tally.steps
         counters.skipped += tally.skipped
         counters.bad = counters.bad + 1 if tally.skipped else 0
+        seconds = rollout.seconds["environment"] + rollout.seconds["policy"] + time.perf_counter() - started
         update = {
             **(tally.figures or {}),
             **targets.figures,
@@ -115,8 +118,11 @@ class PPO(LightningModule):
             "policy/epochs": tally.epochs,
             "policy/kl_stop": float(tally.stopped),
             "time/update": time.perf_counter() - started,
+            "time/decisions_per_second": rollout.decisions * ranks() / seconds,
         }
-        self._report({**summary(rollout), **update})
+        if rollout.samples:
+            update["time/samples_per_second"] = rollout.samples * ranks() / seconds
+        self.report({**summary(rollout), **update})
         collector = self.trainer.datamodule  # type: ignore[attr-defined]
         if collector is not None and collector.spent(counters.decisions):
             self.trainer.should_stop = True
@@ -125,11 +131,12 @@ class PPO(LightningModule):
                 f"ppo: {PATIENCE} updates in a row met losses or gradients that are not finite; the run stops after "
                 f"round {counters.rounds} (ppo.lr={self.settings.lr}, ppo.grad_clip={self.settings.grad_clip})."
             )
+        return {"targets": targets}
 
     def validation_step(self, rollout: Rollout, batch_idx: int) -> None:
         self.validated = self.counters.rounds
         figures = {key.split("/")[1]: value for key, value in summary(rollout).items() if not key.startswith("time/")}
-        self._report({f"validation/{rollout.kind}_{name}": value for name, value in figures.items()})
+        self.report({f"validation/{rollout.kind}_{name}": value for name, value in figures.items()})
 
     def _learn(self, rollout: Rollout, targets: Targets) -> Tally:
         """Passes over the round, until they are done or the policy has moved far enough."""
@@ -176,13 +183,16 @@ class PPO(LightningModule):
             f"health/gradient_{name}": get_total_norm([p.grad for p in part.parameters() if p.grad is not None])
             for name, part in parts.items()
         }
+        norms["health/policy"] = gradient_health(list(policy.parameters()), settings.grad_clip)
         norm = clip_grad_norm_(policy.parameters(), settings.grad_clip, foreach=True)
+        ends = largest(torch.stack([total.largest, -total.smallest]))
+        total = replace(total, largest=ends[0], smallest=-ends[1])
         named = {**total.named(policy.layout.head_names), **norms}
         values = torch.stack([*named.values(), norm.to(total.policy)])
-        *agreed, largest = share(values).tolist()
-        return {**dict(zip(named, agreed, strict=True)), "policy/entropy_bonus": bonus}, largest
+        *agreed, before = share(values).tolist()
+        return {**dict(zip(named, agreed, strict=True)), "policy/entropy_bonus": bonus}, before
 
-    def _report(self, figures: dict[str, float]) -> None:
+    def report(self, figures: dict[str, float]) -> None:
         """Figures against our own count of decisions, since Lightning's counts optimizer steps."""
         self.latest.update(figures)
         self.log_dict(figures, logger=False, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)

@@ -41,6 +41,7 @@ class Rollout:
     kind: str = "training"  # or sampled, greedy: validation
     outcome: dict[str, Tensor] = field(default_factory=dict)  # [envs], what the episodes came to
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
+    samples: float = 0.0  # that hosts were trained on
 
     @classmethod
     def empty(cls, seeds: list[int], steps: int, layout: Layout, state: State) -> "Rollout":

@@ -1,6 +1,7 @@
 """PPO's settings."""
 
 from dataclasses import dataclass
+from typing import get_type_hints
 
 VALUE_LOSSES = ("clipped", "huber", "squared")
 WEIGHTINGS = ("active", "joint")
@@ -54,6 +55,12 @@ class Settings:
     entropy_weights: dict[str, float] | None
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if kind in (float, float | None) and not isinstance(value, int | kind):
+                raise ValueError(f"ppo.{name}={value}: must be a number.")
+        if not isinstance(self.entropy_weights, dict | None):
+            raise ValueError(f"ppo.entropy_weights={self.entropy_weights}: must be numbers by head, or null.")
         for key in ("epochs", "minibatches", "accumulate", "lr_rounds", "entropy_rounds"):
             value = getattr(self, key)
             if not isinstance(value, int) or value < 1:
@@ -61,8 +68,8 @@ class Settings:
         for key in ("lr", "clip", "value_bound", "grad_clip", "advantage_least"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"ppo.{key}={getattr(self, key)}: must be above 0.")
-        for key in ("weight_decay", "value_coef", "entropy"):
-            if getattr(self, key) < 0:
+        for key in ("weight_decay", "value_coef", "entropy", "lr_final", "entropy_final"):
+            if (getattr(self, key) or 0) < 0:
                 raise ValueError(f"ppo.{key}={getattr(self, key)}: must be at least 0.")
         for key in ("gamma", "lam"):
             if not 0 <= getattr(self, key) <= 1:

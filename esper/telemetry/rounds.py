@@ -1,6 +1,5 @@
 """Every round's figures as a line of JSON."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.table import Table
 
 from esper.ppo import PPO
-from esper.records import Writer, read
+from esper.telemetry.lines import RoundFile
 
 
 class RoundRecords(Callback):
@@ -22,16 +21,12 @@ class RoundRecords(Callback):
     """
 
     def __init__(self, directory: str | Path) -> None:
-        self._path = Path(directory) / "rounds.jsonl"
+        self._file = RoundFile(Path(directory) / "rounds.jsonl")
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PPO)
-        kept = [line for line in self.lines() if line["round"] <= pl_module.counters.rounds]
-        unfinished = self._path.with_suffix(".part")
-        unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        unfinished.replace(self._path)
-        self._writer = Writer(self._path)
+        self._file.begin(pl_module.counters.rounds)
 
     @rank_zero_only
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -42,15 +37,15 @@ class RoundRecords(Callback):
             fresh = not name.startswith("validation/") or pl_module.validated == counters.rounds
             if fresh:
                 line[name] = value if math.isfinite(value) else None
-        self._writer.write(line)
+        self._file.write(line)
 
     @rank_zero_only
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._writer.close()
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._file.close()
 
     def lines(self) -> list[dict[str, Any]]:
         """All rounds so far."""
-        return list(read(self._path)) if self._path.exists() else []
+        return self._file.lines()
 
 
 def conclusion(rounds: Sequence[dict[str, Any]], held_out: Mapping[str, float], share: float) -> Table:
@@ -60,12 +55,12 @@ def conclusion(rounds: Sequence[dict[str, Any]], held_out: Mapping[str, float], 
     for name in ("", *names):
         table.add_column(name.replace("_", " "), justify="right" if name else "left")
     some = max(1, round(share * len(rounds)))
-    best = max(rounds, key=lambda line: line["episode/score"])
+    best = max(rounds, key=lambda line: float("-inf") if line["episode/score"] is None else line["episode/score"])
     parts = {f"first {some} rounds": rounds[:some], f"last {some} rounds": rounds[-some:]}
     parts[f"best round, {best['round']}"] = [best]
     for label, lines in parts.items():
-        means = [sum(line[f"episode/{name}"] for line in lines) / len(lines) for name in names]
-        table.add_row(label, *[f"{mean:.2f}" for mean in means])
+        seen = [[line[f"episode/{name}"] for line in lines if line[f"episode/{name}"] is not None] for name in names]
+        table.add_row(label, *[f"{sum(values) / len(values):.2f}" if values else "-" for values in seen])
     for kind in ("sampled", "greedy"):
         if f"validation/{kind}_score" in held_out:
             table.add_row(f"held out, {kind}", *[f"{held_out[f'validation/{kind}_{name}']:.2f}" for name in names])

@@ -236,7 +236,12 @@ def test_a_minibatchs_figures_and_an_updates_tally_are_apart() -> None:
 
 
 def test_an_update_says_precisely_what_it_gives() -> None:
-    hints = {PPO._learn: Tally, PPO.training_step: type(None), prepare: Targets, piece: tuple[torch.Tensor, Figures]}
+    hints = {
+        PPO._learn: Tally,
+        PPO.training_step: dict[str, Targets],
+        prepare: Targets,
+        piece: tuple[torch.Tensor, Figures],
+    }
     for function, expected in hints.items():
         assert get_type_hints(function)["return"] == expected
     for kind in (Tally, Targets, Figures):

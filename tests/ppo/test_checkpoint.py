@@ -126,6 +126,21 @@ def test_slots_in_another_order_are_refused(tmp_path: Path) -> None:
         restore(learner(world), tmp_path / LAST)
 
 
+def test_the_best_of_another_metric_does_not_count(tmp_path: Path) -> None:
+    by_score, by_return = (Checkpoints(tmp_path, every=1, best=name) for name in ("episode/score", "episode/return"))
+    by_score._highest = 50.0
+    by_return.load_state_dict(by_score.state_dict())
+    assert by_return._highest is None
+
+
+def test_a_restored_optimizer_decays_as_this_run_says(tmp_path: Path) -> None:
+    run(tmp_path, rounds=1)
+    module = learner(Locks(), weight_decay=0.5)
+    restore(module, tmp_path / LAST)
+    groups = {group["name"]: group["weight_decay"] for group in module.configure_optimizers().param_groups}
+    assert groups["critic"] == 0.5
+
+
 def test_saving_less_often_than_every_round_is_a_whole_number() -> None:
     with pytest.raises(ValueError, match=r"callbacks.checkpoints.every=0"):
         Checkpoints("x", every=0, best=None)

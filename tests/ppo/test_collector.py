@@ -116,6 +116,36 @@ def test_a_warm_up_gives_the_first_statistics_and_is_played_once() -> None:
     assert module.policy.base_statistics.count == 2 * 4 + 2 * 19
 
 
+def test_a_run_that_had_warmed_up_when_it_was_stopped_does_not_warm_up_again() -> None:
+    world = Locks()
+    module = learner(world)
+    fit(module, world, rounds=1, warmup=2)
+    module.counters.rounds = 0
+    fit(module, world, rounds=1, warmup=2)
+    assert module.policy.base_statistics.count == 2 * 4 + 2 * 19
+
+
+def test_a_round_is_closed_before_a_run_stops_in_its_validation() -> None:
+    world, seen = Locks(), []
+    module = learner(world)
+
+    class Impatient:
+        def round_begins(self, kind: str, seeds: list[int], steps: int) -> None:
+            seen.append(kind)
+            if kind == "sampled":
+                collector.stop = "SIGINT"
+
+        def step_done(self, action: torch.Tensor, step: object) -> None: ...
+
+        def round_ends(self, rollout: object) -> None: ...
+
+    collector = Collector(world, seed=0, warmup=0, watchers=[Impatient()])
+    with pytest.raises(StoppedError):
+        trainer(3, limit_val_batches=1.0).fit(module, datamodule=collector)
+    assert seen == ["training", "sampled", "greedy"]
+    assert module.counters.rounds == 1
+
+
 def test_a_run_that_should_stop_stops_between_two_steps() -> None:
     world = Locks()
     module = learner(world)

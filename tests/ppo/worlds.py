@@ -56,6 +56,9 @@ class Locks:
     def outcome(self) -> dict[str, torch.Tensor]:
         return {"score": self._total}
 
+    def effort(self) -> dict[str, float]:
+        return {}
+
     def close(self) -> None:
         pass
 

@@ -1,0 +1,146 @@
+"""TensorBoard pages that need no set-up: a layout, histograms, pictures, words, and hyperparameters."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+from torch.utils.tensorboard.summary import hparams
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from esper.ppo import PPO, Rollout
+from esper.telemetry.anomalies import Attention
+from esper.telemetry.episodes import Episodes
+from esper.telemetry.glossary import layout
+from esper.telemetry.health import second_look
+from esper.telemetry.images import as_array, contributions, frontier, ops_over_rounds
+from esper.telemetry.timeline import diary, timeline
+
+COMPARED = ("episode/score", "validation/sampled_score", "validation/greedy_score", "losses/explained_variance")
+
+
+class Dashboard(Callback):
+    """Fills TensorBoard, where it is among the loggers.
+
+    Arguments:
+        settings: the run's configuration, flat
+        episodes: where they are gathered; None where nothing grows
+        attention: while it is raised, everything is drawn each round
+        histograms: rounds between histograms
+        images: rounds between pictures and words; the last round has them too
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        episodes: Episodes | None,
+        attention: Attention,
+        *,
+        histograms: int,
+        images: int,
+    ) -> None:
+        for name, every in (("histograms", histograms), ("images", images)):
+            if every < 1:
+                raise ValueError(f"callbacks.dashboard.{name}={every}: must be at least 1.")
+        self._settings, self.gatherer, self._attention = dict(settings), episodes, attention
+        self._histograms, self._images = histograms, images
+        self._history: dict[str, list[float]] = {}  # op shares by round
+        self._ends: dict[str, list[float]] = {"parameters": [], "scores": []}  # of all episodes
+        self._drawn = 0
+
+    @rank_zero_only
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PPO)
+        writer = _writer(trainer)
+        if writer is None or pl_module.counters.rounds:
+            return
+        rows = [f"| {key} | {value} |" for key, value in self._settings.items()]
+        writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]), 0)
+        plain = {key: value for key, value in self._settings.items() if isinstance(value, bool | int | float | str)}
+        for summary in hparams(plain, dict.fromkeys(COMPARED)):  # type: ignore[no-untyped-call]
+            writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
+
+    @rank_zero_only
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, PPO)
+        assert isinstance(batch, Rollout)
+        writer = _writer(trainer)
+        if writer is None:
+            return
+        rounds, decisions = pl_module.counters.rounds, pl_module.counters.decisions
+        if rounds == 1:
+            held_out = [f"validation/{kind}_score" for kind in ("sampled", "greedy")]
+            writer.add_custom_scalars(layout([*pl_module.latest, *held_out]))
+        self._remember(pl_module)
+        if rounds % self._histograms == 0 or self._attention.raised(rounds):
+            self._add_histograms(writer, pl_module, batch, outputs["targets"], decisions)
+        if rounds % self._images == 0 or self._attention.raised(rounds):
+            self._draw(writer, pl_module, rounds, decisions)
+
+    @rank_zero_only
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PPO)
+        writer = _writer(trainer)
+        if writer is not None and self._history and self._drawn < pl_module.counters.rounds:
+            self._draw(writer, pl_module, pl_module.counters.rounds, pl_module.counters.decisions)
+
+    def _remember(self, module: PPO) -> None:
+        for op in module.policy.layout.ops:
+            self._history.setdefault(op, []).append(module.latest[f"policy/op_{op}"])
+        for episode in self.gatherer.latest["training"] if self.gatherer is not None else ():
+            last = episode["steps"][-1]
+            if last["score"] is not None:
+                self._ends["parameters"].append(float(episode["parameters"]))
+                self._ends["scores"].append(last["score"])
+
+    def _add_histograms(
+        self, writer: SummaryWriter, module: PPO, rollout: Rollout, targets: Any, decisions: int
+    ) -> None:
+        log_prob, _ = second_look(module, rollout)
+        uses = rollout.layout.uses(rollout.action.device)[rollout.each("op")] & rollout.valid.unsqueeze(-1)
+        several: dict[str, Tensor] = {
+            f"actions/{head}": rollout.action[..., index][uses[..., index]]
+            for index, head in enumerate(rollout.layout.head_names)
+        }
+        several["learning/advantages"] = targets.advantages[targets.decision]
+        several["learning/values"] = module.scale.unscaled(targets.values)[rollout.valid]
+        several["learning/ratios"] = (log_prob - rollout.log_prob).exp()[targets.active]
+        for tag, values in several.items():
+            if values.numel() and values.isfinite().all():
+                writer.add_histogram(tag, values, decisions)
+
+    def _draw(self, writer: SummaryWriter, module: PPO, rounds: int, decisions: int) -> None:
+        self._drawn = rounds
+        count = len(next(iter(self._history.values())))
+        pictures = {"controller/ops": ops_over_rounds(list(range(rounds - count + 1, rounds + 1)), self._history)}
+        if self.gatherer is not None:
+            episodes = sorted(self.gatherer.latest["training"], key=_score)
+            worst, best = episodes[0], episodes[-1]
+            titled = {f"{name} of round {rounds}: score {_score(each):.2f}": each
+                      for name, each in (("best", best), ("worst", worst))}  # fmt: skip
+            pictures["episodes/timeline"] = timeline(titled)
+            pictures["seeds/contribution"] = contributions(episodes)
+            if self._ends["scores"]:
+                pictures["episodes/frontier"] = frontier(self._ends["parameters"], self._ends["scores"])
+            writer.add_text("diary of the best episode", diary(best), decisions)
+        for tag, figure in pictures.items():
+            writer.add_image(tag, as_array(figure), decisions, dataformats="HWC")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self._history, "ends": self._ends, "drawn": self._drawn}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._history, self._ends, self._drawn = (state_dict[key] for key in ("history", "ends", "drawn"))
+
+
+def _score(episode: Mapping[str, Any]) -> float:
+    return float("-inf") if episode["score"] is None else float(episode["score"])
+
+
+def _writer(trainer: Trainer) -> SummaryWriter | None:
+    loggers: Sequence[Any] = trainer.loggers
+    return next((logger.experiment for logger in loggers if isinstance(logger, TensorBoardLogger)), None)

@@ -1,0 +1,116 @@
+"""How well the learner is: memory, ratios, advantages, and what the process holds. It looks, and changes nothing."""
+
+import resource
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from esper.controllers import State
+from esper.ppo import PPO, Rollout
+from esper.ppo.agree import share
+
+MOST_LISTED = 100  # offending ratios that are listed one by one
+
+
+class Health(Callback):
+    """Reports figures of health after every update."""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, PPO)
+        assert isinstance(batch, Rollout)
+        _, state = second_look(pl_module, batch)
+        found = {**usage(batch, outputs["targets"]), **lstm_health(state), **moments(batch, outputs["targets"])}
+        if found:
+            values = share(torch.stack([value.double() for value in found.values()])).tolist()
+            pl_module.report(dict(zip(found, values, strict=True)))
+        pl_module.report(memory(pl_module.device))
+
+
+@torch.no_grad()
+def second_look(module: PPO, rollout: Rollout) -> tuple[Tensor, State]:
+    """Log-probabilities [envs, steps, heads] under the policy as it is now, and its memory after the last step."""
+    output = module.policy(rollout.base, rollout.slots, rollout.blueprints, rollout.state)
+    masks = rollout.masks.each(lambda mask: mask.flatten(0, 1))
+    distribution = module.policy.distribution(output.logits, masks, validate=False)
+    return distribution.log_prob(rollout.action.flatten(0, 1)).view(rollout.action.shape), output.state
+
+
+def usage(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
+    """How often each head took part with a choice, as a share of decisions."""
+    shares = targets.active.sum((0, 1)) / rollout.valid.sum().clamp(min=1)
+    return {f"policy/usage_{head}": shares[index] for index, head in enumerate(rollout.layout.head_names)}
+
+
+def lstm_health(state: State | None) -> dict[str, Tensor]:
+    """Size of the memory; nothing where there is none. What is not finite stays so, for the checks to see."""
+    if state is None or not state[0].numel():
+        return {}
+    both = torch.cat([part.flatten() for part in state]).double()
+    return {"health/lstm_rms": both.square().mean().sqrt(), "health/lstm_max": both.abs().amax()}
+
+
+def moments(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
+    """Advantages and returns after normalisation."""
+    advantages, chosen = targets.advantages.double(), targets.decision
+    count = chosen.sum().clamp(min=1)
+    returns, valid = targets.returns.double(), rollout.valid
+    mean = torch.where(valid, returns, 0).sum() / valid.sum().clamp(min=1)
+    spread = torch.where(valid, (returns - mean).square(), 0).sum() / valid.sum().clamp(min=1)
+    return {
+        "policy/advantage_min": torch.where(chosen, advantages, 0).amin(),
+        "policy/advantage_max": torch.where(chosen, advantages, 0).amax(),
+        "policy/advantage_skew": torch.where(chosen, advantages**3, 0).sum() / count,
+        "policy/advantage_positive": ((advantages > 0) & chosen).sum() / count,
+        "policy/return_scaled_mean": mean,
+        "policy/return_scaled_std": spread.sqrt(),
+    }
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Most memory held so far, in GB."""
+    unit = 1e9 if sys.platform == "darwin" else 1e6  # macOS counts bytes, Linux kilobytes
+    found = {"health/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
+    if device.type == "cuda":
+        found["health/device_memory_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
+    return found
+
+
+@dataclass(frozen=True)
+class RatioDiagnostic:
+    """Ratios of new to old probability that lie outside bounds; the list is cut off, the counts are not."""
+
+    largest: float
+    smallest: float
+    above: int
+    below: int
+    not_finite: int
+    listed: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, log_prob: Tensor, rollout: Rollout, active: Tensor, *, low: float, high: float) -> "RatioDiagnostic":
+        """`log_prob`, `active` [envs, steps, heads]; only heads that took part with a choice are looked at."""
+        ratio = torch.where(active, (log_prob - rollout.log_prob).double().exp(), 1.0)
+        finite = ratio.isfinite()
+        above, below = finite & (ratio > high), finite & (ratio < low)
+        seen = torch.where(finite, ratio, 1.0)
+        offending = (above | below | ~finite).nonzero()[:MOST_LISTED].tolist()
+        names, options = rollout.layout.head_names, list(rollout.layout.options.values())
+        listed = [
+            {
+                "episode": env,
+                "step": step,
+                "head": names[head],
+                "option": options[head][int(rollout.action[env, step, head])],
+                "ratio": ratio[env, step, head].item() if finite[env, step, head] else None,
+            }
+            for env, step, head in offending
+        ]
+        return cls(
+            seen.amax().item(), seen.amin().item(), int(above.sum()), int(below.sum()), int((~finite).sum()), listed
+        )

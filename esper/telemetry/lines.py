@@ -1,0 +1,39 @@
+"""Lines of JSON that belong to rounds; a resumed run takes back those of rounds that it plays again."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from esper.records import Writer, read
+
+
+class RoundFile:
+    """A file of lines, each with its `round`; whole lines only, whatever happens to the run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer: Writer | None = None
+
+    def begin(self, rounds: int) -> None:
+        """Go on behind so many rounds."""
+        found = self.lines()
+        kept = [line for line in found if line["round"] <= rounds]
+        if len(kept) < len(found):
+            unfinished = self.path.with_suffix(".part")
+            unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            unfinished.replace(self.path)
+        self._writer = Writer(self.path)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        if self._writer is None:
+            self._writer = Writer(self.path)
+        self._writer.write(line)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def lines(self) -> list[dict[str, Any]]:
+        return list(read(self.path)) if self.path.exists() else []

@@ -1,0 +1,88 @@
+"""What happened in episodes, as a picture and in words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from esper.lifecycle import Stage
+
+COLOURS = {
+    Stage.DORMANT: "#f2f2f2",
+    Stage.GERMINATED: "#ffe08a",
+    Stage.TRAINING: "#f6b26b",
+    Stage.BLENDING: "#8fc1e3",
+    Stage.HOLDING: "#3d85c6",
+    Stage.FOSSILIZED: "#38761d",
+    Stage.PRUNED: "#cc4125",
+}
+VERBS = {
+    Stage.GERMINATED: "germinates",
+    Stage.TRAINING: "trains behind the host",
+    Stage.BLENDING: "begins to blend in",
+    Stage.HOLDING: "is fully in and held",
+    Stage.FOSSILIZED: "is fossilised",
+    Stage.PRUNED: "is pruned",
+}
+
+
+def timeline(episodes: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """A column for each titled episode: the score, and slots x steps coloured by stage with alpha as a line."""
+    count = len(episodes)
+    figure = Figure(figsize=(max(5.0, 3.6 * count), 4.2), layout="constrained")
+    panels = figure.subplots(2, count, squeeze=False, sharex=True, height_ratios=[2, 1])
+    scores = [step["score"] for episode in episodes.values() for step in episode["steps"] if step["score"] is not None]
+    for column, (title, episode) in enumerate(episodes.items()):
+        curve, lanes = panels[0][column], panels[1][column]
+        steps = episode["steps"]
+        curve.plot([np.nan if step["score"] is None else step["score"] for step in steps], color="#222222", marker=".")
+        curve.set_ylim(min(scores, default=0) - 1, max(scores, default=1) + 1)
+        curve.set_title(title, fontsize=9)
+        lanes.imshow(_lanes(steps), aspect="auto", interpolation="nearest")
+        for slot in range(len(episode["slots"])):
+            alphas = np.array([step["alpha"][slot] or 0.0 for step in steps])
+            lanes.plot(slot + 0.45 - 0.9 * alphas, color="#222222", linewidth=0.8, drawstyle="steps-mid")
+        lanes.set_yticks(range(len(episode["slots"])), episode["slots"], fontsize=8)
+        lanes.set_xlabel("step")
+        _label(lanes, steps)
+        if column == 0:
+            curve.set_ylabel("validation score")
+    handles = [Patch(color=colour, label=stage.name.lower()) for stage, colour in COLOURS.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=7, frameon=False)
+    return figure
+
+
+def diary(episode: Mapping[str, Any]) -> str:
+    """An episode in words, a line for each thing that happened."""
+    lines = []
+    for index, step in enumerate(episode["steps"]):
+        for slot, entered in enumerate(step["entered"]):
+            name, blueprint = episode["slots"][slot], step["blueprint"][slot]
+            for stage in (stage for stage in VERBS if stage.name in entered):
+                gain = step["contribution"][slot]
+                told = f", contributing {gain:+.1f} points" if gain is not None and stage in (
+                    Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED) else ""  # fmt: skip
+                lines.append(f"- step {index}: {blueprint or 'the seed'} in {name} {VERBS[stage]}{told}")
+        if step["rollback"] is not None:
+            lines.append(f"- step {index}: the governor brings the host back ({step['rollback'].lower()})")
+    last = episode["steps"][-1]
+    score = "unknown" if last["score"] is None else f"{last['score']:.2f}"
+    size = last["parameters"] or 0
+    lines.append(f"- the end: score {score}, {size:,.0f} parameters, of the host {episode['host_parameters']:,}")
+    return "\n".join(lines)
+
+
+def _lanes(steps: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    return np.array([[to_rgb(COLOURS[Stage[stage]]) for stage in step["stage"]] for step in steps]).transpose(1, 0, 2)
+
+
+def _label(lanes: Axes, steps: Sequence[Mapping[str, Any]]) -> None:
+    """The blueprint's name where a seed germinates."""
+    for index, step in enumerate(steps):
+        for slot, (entered, blueprint) in enumerate(zip(step["entered"], step["blueprint"], strict=True)):
+            if Stage.GERMINATED.name in entered and blueprint:
+                lanes.text(index - 0.4, slot, blueprint, fontsize=6, va="center")

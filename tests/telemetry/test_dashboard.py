@@ -1,0 +1,182 @@
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from torch.profiler import ProfilerActivity
+
+from esper.lifecycle import Stage
+from esper.records import read
+from esper.telemetry.dashboard import COMPARED, Dashboard
+from esper.telemetry.episodes import figures
+from esper.telemetry.glossary import GLOSSARY, PAGES, document, find, layout
+from esper.telemetry.images import contributions, frontier, undominated
+from esper.telemetry.profiler import activities
+from esper.telemetry.timeline import diary, timeline
+from tests.telemetry.kit import run
+
+ABSENT = {"health/device_memory_gb"}  # without a GPU
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    run(directory, "ppo.accumulate=1")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def events(finished: Path) -> EventAccumulator:
+    return EventAccumulator(str(finished), size_guidance={"images": 0, "histograms": 0, "tensors": 0}).Reload()
+
+
+def test_every_tag_in_the_layout_exists_and_every_page_is_filled(events: EventAccumulator) -> None:
+    found = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    assert [page.title for page in found.category] == list(PAGES)
+    tags = events.Tags()["scalars"]
+    shown = [pattern for page in found.category for chart in page.chart for pattern in chart.multiline.tag]
+    assert len(shown) > 50
+    for pattern in shown:
+        assert any(re.search(pattern, tag) for tag in tags), pattern
+
+
+def test_every_figure_is_in_the_glossary_and_every_entry_is_reported(events: EventAccumulator) -> None:
+    tags = events.Tags()["scalars"]
+    assert [tag for tag in tags if find(tag) is None] == []
+    entries = {entry.tag for tag in tags if (entry := find(tag)) is not None}
+    assert {metric.tag for metric in GLOSSARY} - entries <= ABSENT
+
+
+def test_the_page_of_the_glossary_is_up_to_date() -> None:
+    page = Path(__file__).parent.parent.parent / "docs/metrics.md"
+    assert page.read_text() == document()
+    assert "docs/metrics.md" in (page.parent.parent / "README.md").read_text()
+
+
+def test_a_layout_has_only_what_there_is() -> None:
+    assert layout(["policy/kl", "unknown/tag"]) == {"Controller": {"KL": ["Multiline", ["^policy/kl$"]]}}
+
+
+def test_histograms_pictures_words_and_settings_are_there(events: EventAccumulator) -> None:
+    tags = events.Tags()
+    heads = {f"actions/{head}" for head in ("op", "slot", "blueprint", "blend")}
+    assert {*heads, "learning/advantages", "learning/values", "learning/ratios"} <= set(tags["histograms"])
+    assert {"controller/ops", "episodes/timeline", "seeds/contribution", "episodes/frontier"} == set(tags["images"])
+    assert [image.step for image in events.Images("episodes/timeline")] == [24], "the last round is always drawn"
+    table = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| environment.steps | 4 |" in table
+    assert (
+        "the end: score"
+        in events.Tensors("diary of the best episode/text_summary")[0].tensor_proto.string_val[0].decode()
+    )
+    assert {"_hparams_/experiment", "_hparams_/session_start_info"} <= set(events.summary_metadata)
+    assert set(COMPARED) <= set(tags["scalars"])
+
+
+def test_figures_stand_against_decisions(events: EventAccumulator) -> None:
+    for tag in ("seeds/germinated", "health/lstm_rms", "reward/improvement", "time/train"):
+        assert [event.step for event in events.Scalars(tag)] == [12, 24]
+
+
+def test_episodes_are_recorded_as_evaluation_does(finished: Path) -> None:
+    lines = list(read(finished / "episodes.jsonl"))
+    kinds = [(line["round"], line["kind"]) for line in lines]
+    assert kinds == [(1, "training")] * 3 + [(2, "training")] * 3 + [(2, "sampled")] * 3 + [(2, "greedy")] * 3
+    assert all(len(line["steps"]) == 4 and line["data"] == "synthetic_images" for line in lines)
+
+
+def test_telemetry_changes_no_weight(finished: Path, tmp_path: Path) -> None:
+    names = ("episodes", "health", "anomalies", "dashboard", "rounds", "progress")
+    run(tmp_path, "logger=none", *[f"callbacks.{name}=null" for name in names])
+    mine, theirs = (torch.load(d / "checkpoints/last.ckpt", weights_only=True) for d in (finished, tmp_path))
+    assert mine["state_dict"].keys() == theirs["state_dict"].keys()
+    assert all(torch.equal(value, theirs["state_dict"][name]) for name, value in mine["state_dict"].items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
+
+
+def step(**changes: Any) -> dict[str, Any]:
+    quiet = {
+        "action": {"op": "WAIT"}, "parts": {"rent": -1.0}, "findings": [], "entered": [[], []], "rollback": None,
+        "contribution": [None, None], "blueprint": [None, None], "stage": ["DORMANT"] * 2, "alpha": [0.0, 0.0],
+        "score": 30.0, "parameters": 100.0, "train_loss": 1.0, "train_accuracy": 0.5, "gradient_norm": 2.0,
+        "health": None,
+    }  # fmt: skip
+    return {**quiet, **changes}
+
+
+def grown() -> dict[str, Any]:
+    steps = [
+        step(),
+        step(
+            action={"op": "GERMINATE", "blueprint": "norm"}, entered=[[], ["GERMINATED"]], blueprint=[None, "norm"],
+            findings=["ransomware:b"],
+        ),
+        step(entered=[[], ["FOSSILIZED"]], blueprint=[None, "norm"], contribution=[None, 2.5]),
+        step(rollback="COLLAPSED"),
+    ]  # fmt: skip
+    about = {"slots": ["a", "b"], "fossilized": 1, "pruned": 0, "rollbacks": 1, "host_parameters": 80, "score": 29.0}
+    return {**about, "steps": steps}
+
+
+def test_figures_of_episodes_are_means_over_them() -> None:
+    idle = {**grown(), "steps": [step()] * 4, "fossilized": 0, "rollbacks": 0}
+    found = figures([grown(), idle], ["conv_light", "norm"])
+    assert found["seeds/germinated"] == found["seeds/fossilized"] == found["seeds/rollbacks"] == 0.5
+    assert found["seeds/first"] == 1
+    assert (found["seeds/germinated_norm"], found["seeds/germinated_conv_light"]) == (0.5, 0)
+    assert found["seeds/contribution"] == 2.5
+    assert (found["seeds/fossilized_a"], found["seeds/fossilized_b"]) == (0, 0.5)
+    assert found["seeds/finding_ransomware"] == 0.5
+    assert found["reward/rent"] == -4
+    assert found["host/health"] != found["host/health"], "not measured"
+
+
+def test_the_diary_tells_what_happened_in_order() -> None:
+    assert diary(grown()).splitlines() == [
+        "- step 1: norm in b germinates",
+        "- step 2: norm in b is fossilised, contributing +2.5 points",
+        "- step 3: the governor brings the host back (collapsed)",
+        "- the end: score 30.00, 100 parameters, of the host 80",
+    ]
+
+
+def test_pictures_show_what_they_are_given() -> None:
+    figure = timeline({"first": grown(), "second": grown()})
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["first", "second"]
+    assert [text.get_text() for text in contributions([grown()]).axes[0].texts] == ["+2.5 (1)"]
+    assert len(contributions([{**grown(), "steps": [step()]}]).axes[0].texts) == 0
+    line = frontier([3, 1, 2, 2], [5.0, 1.0, 4.0, 3.0]).axes[0].lines[0]
+    assert list(line.get_xdata()) == [1, 2, 3]
+    assert undominated([1, 2, 3], [5, 4, 3]) == [0]
+
+
+def test_every_stage_has_its_verb_in_the_diary() -> None:
+    steps = [
+        step(entered=[[stage.name], []], blueprint=["norm", None]) for stage in Stage if stage is not Stage.DORMANT
+    ]
+    assert len(diary({**grown(), "steps": steps}).splitlines()) == len(Stage)
+
+
+def test_bad_intervals_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"callbacks.dashboard.images=0"):
+        Dashboard({}, None, None, histograms=1, images=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "xpu", "mps"])
+def test_the_profiler_records_the_devices_own_activities_where_torch_can(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    assert activities(torch.device("cpu")) == [ProfilerActivity.CPU]
+    monkeypatch.setattr(torch.profiler, "supported_activities", lambda: set(ProfilerActivity.__members__.values()))
+    wanted = {"cpu": [], "cuda:1": ["CUDA"], "xpu": ["XPU"], "mps": ["MPS"]}[device]
+    known = [name for name in wanted if hasattr(ProfilerActivity, name)]
+    assert [activity.name for activity in activities(torch.device(device))] == ["CPU", *known]
+
+
+@pytest.mark.parametrize(("preset", "pattern"), [("simple", "*profile*"), ("torch", "*profile*")])
+def test_profilers_write_into_the_runs_directory(tmp_path: Path, preset: str, pattern: str) -> None:
+    run(tmp_path, f"profiler={preset}", "rounds=1", "environment.envs=1", "environment.steps=1", "ppo.epochs=1")
+    assert [path for path in tmp_path.glob(pattern) if path.stat().st_size > 0]
