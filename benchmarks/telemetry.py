@@ -15,7 +15,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 import esper.run as run
@@ -46,7 +45,7 @@ def _timed(hook: Any, name: str, spent: dict[str, float]) -> Any:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    run.prepare_process()
     overrides = sys.argv[1:] or ["+experiment=quickstart", "rounds=20"]
     spent: dict[str, float] = defaultdict(float)
     build_callbacks, watchers_of = run.build_callbacks, run.watchers_of

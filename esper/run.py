@@ -48,13 +48,21 @@ def build_callbacks(config: DictConfig, directory: Path, console: Console, world
         "directory": directory,
         "console": console,
         "rounds": config.rounds,
-        "settings": flat(config),
+        "settings": {**chosen_options(), **flat(config)},
         "attention": Attention(),
         "episodes": Episodes(world) if isinstance(world, Environment) else None,
     }
     places = {"checkpoints": {**offers, "directory": directory / "checkpoints"}}
     chosen = {name: node for name, node in config.callbacks.items() if node is not None}
     return [build_offered(node, **places.get(str(name), offers)) for name, node in chosen.items()]
+
+
+def chosen_options() -> dict[str, str]:
+    """Which option of each group a run on the command line has."""
+    if not HydraConfig.initialized():
+        return {}
+    choices = HydraConfig.get().runtime.choices
+    return {name: str(option) for name, option in choices.items() if "/" not in name and "@" not in name}
 
 
 def watchers_of(callbacks: Sequence[Callback]) -> list[Watcher]:
@@ -206,10 +214,7 @@ def conclude(config: DictConfig, directory: Path, console: Console, module: PPO,
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")
 def main(config: DictConfig) -> float | None:
-    torch.set_num_threads(1)  # environments run in threads of their own
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning asks torch in a way that will go
+    prepare_process()
     console = Console(quiet=not speaks()) if sys.stdout.isatty() else Console(width=WIDTH, quiet=not speaks())
     running = HydraConfig.get()
     directory = Path(running.runtime.output_dir)
@@ -225,6 +230,13 @@ def main(config: DictConfig) -> float | None:
             take_back(directory)
         sys.exit(str(error))
     return figures.get(config.optimized_metric)
+
+
+def prepare_process() -> None:
+    torch.set_num_threads(1)  # environments run in threads of their own
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning asks torch in a way that will go
 
 
 def speaks() -> bool:

@@ -58,8 +58,7 @@ class Dashboard(Callback):
             return
         rows = [f"| {key} | {value} |" for key, value in self._settings.items()]
         writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]), 0)
-        plain = {key: value for key, value in self._settings.items() if isinstance(value, bool | int | float | str)}
-        for summary in hparams(plain, dict.fromkeys(COMPARED)):  # type: ignore[no-untyped-call]
+        for summary in hparams(compared(self._settings), dict.fromkeys(COMPARED)):  # type: ignore[no-untyped-call]
             writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
 
     @rank_zero_only
@@ -116,16 +115,16 @@ class Dashboard(Callback):
     def _draw(self, writer: SummaryWriter, module: PPO, rounds: int, decisions: int) -> None:
         self._drawn = rounds
         count = len(next(iter(self._history.values())))
-        pictures = {"controller/ops": ops_over_rounds(list(range(rounds - count + 1, rounds + 1)), self._history)}
+        pictures = {"pictures/ops": ops_over_rounds(list(range(rounds - count + 1, rounds + 1)), self._history)}
         if self.gatherer is not None:
             episodes = sorted(self.gatherer.latest["training"], key=_score)
             worst, best = episodes[0], episodes[-1]
             titled = {f"{name} of round {rounds}: score {_score(each):.2f}": each
                       for name, each in (("best", best), ("worst", worst))}  # fmt: skip
-            pictures["episodes/timeline"] = timeline(titled)
-            pictures["seeds/contribution"] = contributions(episodes)
+            pictures["pictures/timeline"] = timeline(titled)
+            pictures["pictures/contribution"] = contributions(episodes)
             if self._ends["scores"]:
-                pictures["episodes/frontier"] = frontier(self._ends["parameters"], self._ends["scores"])
+                pictures["pictures/frontier"] = frontier(self._ends["parameters"], self._ends["scores"])
             writer.add_text("diary of the best episode", diary(best), decisions)
         for tag, figure in pictures.items():
             writer.add_image(tag, as_array(figure), decisions, dataformats="HWC")
@@ -135,6 +134,17 @@ class Dashboard(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._history, self._ends, self._drawn = (state_dict[key] for key in ("history", "ends", "drawn"))
+
+
+def compared(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """The settings that runs of a sweep may differ in, and that can be shown beside each other."""
+    groups = ("seed", "gamma", "host", "data", "reward", "actions", "slots", "environment.", "policy.", "ppo.")
+    return {
+        key: value
+        for key, value in settings.items()
+        if key.startswith(groups) and isinstance(value, bool | int | float | str) and not key.endswith("_")
+        and not str(value).startswith("${") and (key.startswith(groups[-3:]) or "." not in key)
+    }  # fmt: skip
 
 
 def _score(episode: Mapping[str, Any]) -> float:

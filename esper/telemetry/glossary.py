@@ -101,9 +101,10 @@ def find(tag: str) -> Metric | None:
 def layout(tags: Sequence[str]) -> dict[str, dict[str, list[object]]]:
     """Pages and charts of TensorBoard's custom scalars for the tags there are."""
     pages: dict[str, dict[str, list[object]]] = {page: {} for page in PAGES}
-    for tag in sorted(tags):
-        metric = find(tag)
-        if metric is not None and metric.chart:
+    order = {metric.tag: place for place, metric in enumerate(GLOSSARY)}
+    known = [(order[metric.tag], tag, metric) for tag in tags if (metric := find(tag)) is not None]
+    for _, tag, metric in sorted(known, key=lambda entry: entry[:2]):
+        if metric.chart:
             chart = pages[metric.page].setdefault(metric.chart, ["Multiline", []])
             chart[1].append(f"^{re.escape(tag)}$")  # type: ignore[attr-defined]
     return {page: charts for page, charts in pages.items() if charts}

@@ -169,4 +169,4 @@ def test_a_finding_in_a_real_run_reaches_log_tensorboard_and_dashboards(
     assert "round 1: a ratio explodes: policy/ratio_max is" in caplog.text
     events = EventAccumulator(str(tmp_path), size_guidance={"images": 0}).Reload()
     assert "anomaly/ratio_explosion/text_summary" in events.Tags()["tensors"]
-    assert len(events.Images("controller/ops")) == 2, "drawn each round while attention is raised"
+    assert len(events.Images("pictures/ops")) == 2, "drawn each round while attention is raised"

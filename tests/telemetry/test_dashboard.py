@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity
 
 from esper.lifecycle import Stage
 from esper.records import read
-from esper.telemetry.dashboard import COMPARED, Dashboard
+from esper.telemetry.dashboard import COMPARED, Dashboard, compared
 from esper.telemetry.episodes import figures
 from esper.telemetry.glossary import GLOSSARY, PAGES, document, find, layout
 from esper.telemetry.images import contributions, frontier, undominated
@@ -64,8 +64,9 @@ def test_histograms_pictures_words_and_settings_are_there(events: EventAccumulat
     tags = events.Tags()
     heads = {f"actions/{head}" for head in ("op", "slot", "blueprint", "blend")}
     assert {*heads, "learning/advantages", "learning/values", "learning/ratios"} <= set(tags["histograms"])
-    assert {"controller/ops", "episodes/timeline", "seeds/contribution", "episodes/frontier"} == set(tags["images"])
-    assert [image.step for image in events.Images("episodes/timeline")] == [24], "the last round is always drawn"
+    pictures = ("ops", "timeline", "contribution", "frontier")
+    assert {f"pictures/{name}" for name in pictures} == set(tags["images"])
+    assert [image.step for image in events.Images("pictures/timeline")] == [24], "the last round is always drawn"
     table = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| environment.steps | 4 |" in table
     assert (
@@ -74,6 +75,14 @@ def test_histograms_pictures_words_and_settings_are_there(events: EventAccumulat
     )
     assert {"_hparams_/experiment", "_hparams_/session_start_info"} <= set(events.summary_metadata)
     assert set(COMPARED) <= set(tags["scalars"])
+
+
+def test_hyperparameters_are_those_that_runs_are_compared_by() -> None:
+    given = {
+        "reward": "shaped", "seed": 3, "ppo.lr": 0.1, "ppo._target_": "x", "ppo.gamma": "${gamma}", "policy.hidden": 8,
+        "callbacks.progress.every": 1, "host.blocks": 3, "ppo.floors": None,
+    }  # fmt: skip
+    assert list(compared(given)) == ["reward", "seed", "ppo.lr", "policy.hidden"]
 
 
 def test_figures_stand_against_decisions(events: EventAccumulator) -> None:
