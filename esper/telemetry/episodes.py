@@ -15,6 +15,7 @@ from esper.ppo import PPO, Rollout
 from esper.ppo.agree import share
 from esper.records import EpisodeLog, episode, plain
 from esper.telemetry.lines import RoundFile
+from esper.telemetry.timeline import contribution
 
 
 class Episodes:
@@ -106,8 +107,9 @@ def figures(episodes: Sequence[dict[str, Any]], blueprints: Sequence[str]) -> di
     steps = [step for each in episodes for step in each["steps"]]
     germinations = [step["action"] for step in steps if step["action"]["op"] == Op.GERMINATE.name]
     fossils = [
-        (slot, step["contribution"][slot])
-        for step in steps
+        (slot, contribution(each["steps"], index, slot))
+        for each in episodes
+        for index, step in enumerate(each["steps"])
         for slot, entered in enumerate(step["entered"])
         if Stage.FOSSILIZED.name in entered
     ]

@@ -8,6 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from esper.lifecycle import Stage
+from esper.telemetry.timeline import contribution
 
 
 def as_array(figure: Figure) -> np.ndarray:
@@ -31,9 +32,9 @@ def contributions(episodes: Sequence[Mapping[str, Any]]) -> Figure:
     """What fossilised seeds contributed when they were fossilised, by slot and blueprint, in points."""
     gains: dict[tuple[str, str], list[float]] = {}
     for episode in episodes:
-        for step in episode["steps"]:
+        for when, step in enumerate(episode["steps"]):
             for index, entered in enumerate(step["entered"]):
-                gain = step["contribution"][index]
+                gain = contribution(episode["steps"], when, index)
                 if Stage.FOSSILIZED.name in entered and gain is not None:
                     gains.setdefault((str(step["blueprint"][index]), episode["slots"][index]), []).append(gain)
     slots = list(episodes[0]["slots"])

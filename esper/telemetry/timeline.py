@@ -30,6 +30,17 @@ VERBS = {
 }
 
 
+def contribution(steps: Sequence[Mapping[str, Any]], index: int, slot: int) -> float | None:
+    """The latest that was measured of a slot's seed up to a step; a seed is measured while it is undecided."""
+    for step in reversed(steps[: index + 1]):
+        gain: float | None = step["contribution"][slot]
+        if gain is not None:
+            return gain
+        if Stage.GERMINATED.name in step["entered"][slot]:
+            break
+    return None
+
+
 def timeline(episodes: Mapping[str, Mapping[str, Any]]) -> Figure:
     """A column for each titled episode: the score, and slots x steps coloured by stage with alpha as a line."""
     count = len(episodes)
@@ -63,7 +74,7 @@ def diary(episode: Mapping[str, Any]) -> str:
         for slot, entered in enumerate(step["entered"]):
             name, blueprint = episode["slots"][slot], step["blueprint"][slot]
             for stage in (stage for stage in VERBS if stage.name in entered):
-                gain = step["contribution"][slot]
+                gain = contribution(episode["steps"], index, slot)
                 told = f", contributing {gain:+.1f} points" if gain is not None and stage in (
                     Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED) else ""  # fmt: skip
                 lines.append(f"- step {index}: {blueprint or 'the seed'} in {name} {VERBS[stage]}{told}")

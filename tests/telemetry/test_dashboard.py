@@ -123,7 +123,8 @@ def grown() -> dict[str, Any]:
             action={"op": "GERMINATE", "blueprint": "norm"}, entered=[[], ["GERMINATED"]], blueprint=[None, "norm"],
             findings=["ransomware:b"],
         ),
-        step(entered=[[], ["FOSSILIZED"]], blueprint=[None, "norm"], contribution=[None, 2.5]),
+        step(entered=[[], ["HOLDING"]], blueprint=[None, "norm"], contribution=[None, 2.5]),
+        step(entered=[[], ["FOSSILIZED"]], blueprint=[None, "norm"]),
         step(rollback="COLLAPSED"),
     ]  # fmt: skip
     about = {"slots": ["a", "b"], "fossilized": 1, "pruned": 0, "rollbacks": 1, "host_parameters": 80, "score": 29.0}
@@ -131,7 +132,7 @@ def grown() -> dict[str, Any]:
 
 
 def test_figures_of_episodes_are_means_over_them() -> None:
-    idle = {**grown(), "steps": [step()] * 4, "fossilized": 0, "rollbacks": 0}
+    idle = {**grown(), "steps": [step()] * 5, "fossilized": 0, "rollbacks": 0}
     found = figures([grown(), idle], ["conv_light", "norm"])
     assert found["seeds/germinated"] == found["seeds/fossilized"] == found["seeds/rollbacks"] == 0.5
     assert found["seeds/first"] == 1
@@ -139,15 +140,16 @@ def test_figures_of_episodes_are_means_over_them() -> None:
     assert found["seeds/contribution"] == 2.5
     assert (found["seeds/fossilized_a"], found["seeds/fossilized_b"]) == (0, 0.5)
     assert found["seeds/finding_ransomware"] == 0.5
-    assert found["reward/rent"] == -4
+    assert found["reward/rent"] == -5
     assert found["host/health"] != found["host/health"], "not measured"
 
 
 def test_the_diary_tells_what_happened_in_order() -> None:
     assert diary(grown()).splitlines() == [
         "- step 1: norm in b germinates",
-        "- step 2: norm in b is fossilised, contributing +2.5 points",
-        "- step 3: the governor brings the host back (collapsed)",
+        "- step 2: norm in b is fully in and held, contributing +2.5 points",
+        "- step 3: norm in b is fossilised, contributing +2.5 points",
+        "- step 4: the governor brings the host back (collapsed)",
         "- the end: score 30.00, 100 parameters, of the host 80",
     ]
 
