@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from esper.config import compose_config
 from esper.resume import overridden, overrides_of, prepared, save
-from esper.run import cli
-from tests.environment_kit import SMALL
+from esper.run import cli, train
+from tests.environment_kit import SMALL, SMALL_TEXT
 
 TINY = (
     *SMALL, "host=cifar_blind", "environment.steps=4", "policy.hidden=16", "ppo.epochs=2", "collector.warmup=1",
@@ -257,19 +258,22 @@ def test_every_experiment_composes_for_training_and_evaluation_and_opens_with_it
     assert f"# python -m esper.run +experiment={name}" in text
 
 
-def test_debug_wins_over_an_experiment(tmp_path: Path) -> None:
-    small = [override for override in SMALL if override.startswith("data")]
-    output = run(tmp_path, "debug=fast", "+experiment=cifar_ppo", *small, "environment.batches=1", tiny=False)
-    assert "round 2/2" in output
+def test_debug_wins_over_an_experiment() -> None:
+    config = compose_config("run", prepared(["debug=fast", "+experiment=cifar_ppo"]))
+    assert (config.rounds, config.environment.envs, config.environment.steps, config.data.resolution) == (2, 2, 4, 16)
 
 
 def test_a_small_gpt_grows_on_stories(tmp_path: Path) -> None:
-    text = ("data=synthetic_stories", "data.block_size=16", "data.vocabulary=257", "host.channels=16", "host.heads=2")
-    output = run(tmp_path, "debug=fast", "+experiment=tinystories_ppo", *text, "environment.batches=1", tiny=False)
-    assert "round 2/2" in output
+    text = ("+experiment=tinystories_ppo", "debug=fast", *SMALL_TEXT, "environment.batches=1")
+    figures = train(compose_config("run", prepared(text)), tmp_path, Console(quiet=True))
+    assert figures["episode/score"] < 0, "bits per byte"
+    assert len(lines(tmp_path)) == 2
 
 
 def test_a_sweep_is_told_the_metric_it_asks_for(tmp_path: Path) -> None:
-    output = run(tmp_path, "-m", "rounds=1", "seed=0,1", "optimized_metric=validation/greedy_score")
+    told = "optimized_metric=validation/greedy_score"
+    output = run(tmp_path, "-m", "rounds=1", "seed=0,1", told, "environment.envs=1")
+        tmp_path, "-m", "rounds=1", "seed=0,1", "optimized_metric=validation/greedy_score", "environment.envs=1"
+    )
     assert output.count("round 1/1") == 2
     assert len(list(tmp_path.glob("multirun/tiny/*/*/summary.json"))) == 2
