@@ -273,7 +273,5 @@ def test_a_small_gpt_grows_on_stories(tmp_path: Path) -> None:
 def test_a_sweep_is_told_the_metric_it_asks_for(tmp_path: Path) -> None:
     told = "optimized_metric=validation/greedy_score"
     output = run(tmp_path, "-m", "rounds=1", "seed=0,1", told, "environment.envs=1")
-        tmp_path, "-m", "rounds=1", "seed=0,1", "optimized_metric=validation/greedy_score", "environment.envs=1"
-    )
     assert output.count("round 1/1") == 2
     assert len(list(tmp_path.glob("multirun/tiny/*/*/summary.json"))) == 2
