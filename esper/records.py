@@ -39,8 +39,8 @@ class EpisodeLog:
         record = step.record
         return {
             "action": named(self.space, action),
-            "reward": step.reward[env].item(),
-            "parts": {name: part[env].item() for name, part in step.rewarded.parts.items()},
+            "reward": plain(step.reward[env]),
+            "parts": {name: plain(part[env]) for name, part in step.rewarded.parts.items()},
             "findings": [
                 f"{name}:{slot}"
                 for name, found in step.rewarded.findings.items()
@@ -89,7 +89,7 @@ def episode(environment: Environment, log: EpisodeLog, env: int, about: Mapping[
         "data": environment.data.name,
         "slots": list(environment.space.slots),
         "host_parameters": int(environment.view.host_parameters[env]),
-        "return": sum(step["reward"] for step in steps),
+        "return": _number(sum(math.nan if step["reward"] is None else step["reward"] for step in steps)),
         "fossilized": count.count(Stage.FOSSILIZED.name),
         "pruned": count.count(Stage.PRUNED.name),
         "rollbacks": sum(step["rollback"] is not None for step in steps),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ def build_callbacks(config: DictConfig, directory: Path, console: Console, world
         "directory": directory,
         "console": console,
         "rounds": config.rounds,
+        "decisions": config.decisions,
         "settings": {**chosen_options(), **flat(config)},
         "attention": Attention(),
         "episodes": Episodes(world) if isinstance(world, Environment) else None,
@@ -188,21 +191,23 @@ def announce(config: DictConfig, directory: Path, console: Console, world: World
     console.print(f"device      {config.device} for hosts, {config.trainer.accelerator} for the policy")
     console.print(f"data        {world.name}")
     console.print(f"policy      {parameters:,} parameters; heads {', '.join(world.layout.head_names)}")
-    console.print(f"rounds      {config.rounds - done} to come{f' ({done} done)' if done else ''}, each of {steps}")
+    until = "" if config.decisions is None else f", or {config.decisions:,} decisions"
+    behind = f" ({done} done)" if done else ""
+    console.print(f"rounds      {config.rounds - done} to come{behind}, each of {steps}{until}")
     console.print(f"to watch    tensorboard --logdir {directory}", soft_wrap=True)
 
 
 def conclude(config: DictConfig, directory: Path, console: Console, module: PPO, seconds: float) -> None:
     """Table, picture, and what to type next."""
-    rounds = RoundRecords(directory).lines()
-    if not rounds:
-        return
     held_out = {name: value for name, value in module.latest.items() if name.startswith("validation/")}
-    console.print(conclusion(rounds, held_out, SHARE))
-    rounds[-1].update(held_out)
-    draw_rounds(rounds, f"{config.name}, seed {config.seed}", directory / "rounds.png")
-    summary = {**module.description()["counters"], "seconds": seconds, **module.latest}
-    (directory / "summary.json").write_text(json.dumps(summary, indent=2))
+    records = RoundRecords(directory)
+    if any(line["round"] == module.counters.rounds for line in records.lines()):
+        rounds = records.amend(held_out)
+        console.print(conclusion(rounds, held_out, SHARE))
+        draw_rounds(rounds, f"{config.name}, seed {config.seed}", directory / "rounds.png")
+    figures = {name: value if math.isfinite(value) else None for name, value in module.latest.items()}
+    summary = {**asdict(module.counters), "seconds": seconds, **figures}
+    (directory / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False))
     console.print(f"{directory}/rounds.png, rounds.jsonl, summary.json, checkpoints/{LAST}", soft_wrap=True)
     console.print("next:")
     console.print(f"  tensorboard --logdir {directory}", soft_wrap=True)

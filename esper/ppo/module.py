@@ -113,7 +113,7 @@ class PPO(LightningModule):
         update = {
             **(tally.figures or {}),
             **targets.figures,
-            "health/gradient_norm": tally.norm,
+            "health/gradient_norm": tally.norm if tally.norm else float("nan"),
             "health/skipped": counters.skipped,
             "policy/epochs": tally.epochs,
             "policy/kl_stop": float(tally.stopped),
@@ -155,6 +155,7 @@ class PPO(LightningModule):
                 finite, kl = bool(norm < float("inf")), figures["policy/kl"]
                 if not (finite and kl < float("inf")):
                     tally.skipped += 1
+                    tally.figures = tally.figures or dict.fromkeys(figures, float("nan"))
                     continue
                 tally.figures, tally.norm = figures, max(tally.norm, norm)
                 if settings.target_kl is not None and kl > KL_MARGIN * settings.target_kl:

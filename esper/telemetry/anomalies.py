@@ -105,7 +105,8 @@ def entropy_collapse(
     found = []
     for tag, value in figures.items():
         head = tag.removeprefix("policy/entropy_")
-        if head == tag or f"policy/kl_{head}" not in figures or figures.get(f"policy/available_{head}") == 0:
+        unknown = head == tag or f"policy/kl_{head}" not in figures or math.isnan(value)
+        if unknown or figures.get(f"policy/available_{head}") == 0:
             continue
         bound = t.entropy.get(head, t.entropy["other"])
         if remembered.collapsed.get(head) and value > t.recovered * bound:
@@ -213,7 +214,7 @@ class Anomalies(Callback):
     Arguments:
         directory: of the run
         attention: raised by findings
-        rounds: of the whole run
+        rounds, decisions: of the whole run; decisions may be None
         thresholds: when a figure is not well
         off: checks that are switched off
         on: what follows a finding: `log`, or `stop` to end the run
@@ -225,6 +226,7 @@ class Anomalies(Callback):
         directory: str | Path,
         attention: Attention,
         rounds: int,
+        decisions: int | None,
         *,
         thresholds: Mapping[str, Any],
         off: Sequence[str],
@@ -241,7 +243,9 @@ class Anomalies(Callback):
         except TypeError as error:
             raise ValueError(f"callbacks.anomalies.thresholds: {error}.") from None
         self._file, self._attention, self._rounds = RoundFile(Path(directory) / "anomalies.jsonl"), attention, rounds
-        self._off, self._on, self._closely = tuple(off), on, closely
+        self._off, self._on, self._closely, self._decisions = tuple(off), on, closely, decisions
+        if not self._thresholds.value or "other" not in self._thresholds.entropy:
+            raise ValueError("callbacks.anomalies.thresholds: value must have a pair, and entropy the entry other.")
         self._remembered, self._count = Remembered(), 0
 
     @rank_zero_only
@@ -258,7 +262,8 @@ class Anomalies(Callback):
         could = summed(targets.available.sum((0, 1))).tolist()
         heads = dict(zip(batch.layout.head_names, could, strict=True))
         figures = {**pl_module.latest, **{f"policy/available_{head}": float(n) for head, n in heads.items()}}
-        found = check_all(figures, self._thresholds, self._remembered, rounds / self._rounds, self._off)
+        progress = max(rounds / self._rounds, pl_module.counters.decisions / (self._decisions or math.inf))
+        found = check_all(figures, self._thresholds, self._remembered, progress, self._off)
         self._count += len(found)
         pl_module.report({"health/anomalies": self._count})
         anywhere = bool(summed(torch.tensor(float(len(found)), device=pl_module.device)))

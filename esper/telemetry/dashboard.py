@@ -46,20 +46,11 @@ class Dashboard(Callback):
                 raise ValueError(f"callbacks.dashboard.{name}={every}: must be at least 1.")
         self._settings, self.gatherer, self._attention = dict(settings), episodes, attention
         self._histograms, self._images = histograms, images
-        self._history: dict[str, list[float]] = {}  # op shares by round
+        self._begun = False
+        self._rounds: list[int] = []
+        self._history: dict[str, list[float]] = {}  # op shares of these rounds
         self._ends: dict[str, list[float]] = {"parameters": [], "scores": []}  # of all episodes
         self._drawn = 0
-
-    @rank_zero_only
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, PPO)
-        writer = _writer(trainer)
-        if writer is None or pl_module.counters.rounds:
-            return
-        rows = [f"| {key} | {value} |" for key, value in self._settings.items()]
-        writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]), 0)
-        for summary in hparams(compared(self._settings), dict.fromkeys(COMPARED)):  # type: ignore[no-untyped-call]
-            writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
 
     @rank_zero_only
     def on_train_batch_end(
@@ -71,9 +62,9 @@ class Dashboard(Callback):
         if writer is None:
             return
         rounds, decisions = pl_module.counters.rounds, pl_module.counters.decisions
-        if rounds == 1:
-            held_out = [f"validation/{kind}_score" for kind in ("sampled", "greedy")]
-            writer.add_custom_scalars(layout([*pl_module.latest, *held_out]))
+        if not self._begun:
+            self._begun = True
+            self._introduce(writer, pl_module)
         self._remember(pl_module)
         if rounds % self._histograms == 0 or self._attention.raised(rounds):
             self._add_histograms(writer, pl_module, batch, outputs["targets"], decisions)
@@ -87,7 +78,17 @@ class Dashboard(Callback):
         if writer is not None and self._history and self._drawn < pl_module.counters.rounds:
             self._draw(writer, pl_module, pl_module.counters.rounds, pl_module.counters.decisions)
 
+    def _introduce(self, writer: SummaryWriter, module: PPO) -> None:
+        """Pages, configuration and hyperparameters; a resumed run says them again, since they may not have been."""
+        held_out = [f"validation/{kind}_score" for kind in ("sampled", "greedy")]
+        writer.add_custom_scalars(layout([*module.latest, *held_out]))
+        rows = [f"| {key} | {value} |" for key, value in self._settings.items()]
+        writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]), module.counters.decisions)
+        for summary in hparams(compared(self._settings), dict.fromkeys(COMPARED)):  # type: ignore[no-untyped-call]
+            writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
+
     def _remember(self, module: PPO) -> None:
+        self._rounds.append(module.counters.rounds)
         for op in module.policy.layout.ops:
             self._history.setdefault(op, []).append(module.latest[f"policy/op_{op}"])
         for episode in self.gatherer.latest["training"] if self.gatherer is not None else ():
@@ -114,8 +115,7 @@ class Dashboard(Callback):
 
     def _draw(self, writer: SummaryWriter, module: PPO, rounds: int, decisions: int) -> None:
         self._drawn = rounds
-        count = len(next(iter(self._history.values())))
-        pictures = {"pictures/ops": ops_over_rounds(list(range(rounds - count + 1, rounds + 1)), self._history)}
+        pictures = {"pictures/ops": ops_over_rounds(self._rounds, self._history)}
         if self.gatherer is not None:
             episodes = sorted(self.gatherer.latest["training"], key=_score)
             worst, best = episodes[0], episodes[-1]
@@ -130,10 +130,11 @@ class Dashboard(Callback):
             writer.add_image(tag, as_array(figure), decisions, dataformats="HWC")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": self._history, "ends": self._ends, "drawn": self._drawn}
+        return {"rounds": self._rounds, "history": self._history, "ends": self._ends, "drawn": self._drawn}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._history, self._ends, self._drawn = (state_dict[key] for key in ("history", "ends", "drawn"))
+        self._rounds, self._history = state_dict["rounds"], state_dict["history"]
+        self._ends, self._drawn = state_dict["ends"], state_dict["drawn"]
 
 
 def compared(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from esper.environment import Environment, Step
 from esper.lifecycle import Op, Stage
 from esper.ppo import PPO, Rollout
-from esper.ppo.agree import share
+from esper.ppo.agree import summed
 from esper.records import EpisodeLog, episode, plain
 from esper.telemetry.lines import RoundFile
 from esper.telemetry.timeline import contribution
@@ -73,9 +73,19 @@ class EpisodeRecords(Callback):
         if self.gatherer is None:
             return
         found = figures(self.gatherer.latest["training"], self.gatherer.blueprints)
-        values = share(torch.tensor(list(found.values()), device=pl_module.device)).tolist()
+        mine = torch.tensor(list(found.values()), dtype=torch.float64, device=pl_module.device)
+        measured = summed(torch.stack([mine.nan_to_num(nan=0.0), mine.isfinite().double()]))
+        values = torch.where(measured[1] > 0, measured[0] / measured[1], torch.nan).tolist()  # means over ranks
         pl_module.report(dict(zip(found, values, strict=True)))
         self._save(pl_module, "training")
+
+    @rank_zero_only
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Held-out episodes of a round that were cut off when they were first played are played again."""
+        assert isinstance(pl_module, PPO)
+        if self._write and self.gatherer is not None:
+            rounds = pl_module.counters.rounds
+            self._file.keep(lambda line: line["round"] < rounds or line["kind"] == "training")
 
     def on_validation_batch_end(
         self,
@@ -129,7 +139,8 @@ def figures(episodes: Sequence[dict[str, Any]], blueprints: Sequence[str]) -> di
         named = sum(action.get("blueprint", blueprints[0]) == blueprint for action in germinations)
         found[f"seeds/germinated_{blueprint}"] = named / count
     for term in episodes[0]["steps"][0]["parts"]:
-        found[f"reward/{term}"] = sum(step["parts"][term] for step in steps) / count
+        paid = [step["parts"][term] for step in steps]
+        found[f"reward/{term}"] = sum(float("nan") if part is None else part for part in paid) / count
     for name in ("reward_hacking", "ransomware"):
         found[f"seeds/finding_{name}"] = sum(entry.startswith(name) for s in steps for entry in s["findings"]) / count
     for name in ("train_loss", "train_accuracy", "gradient_norm", "health"):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.controllers import State
 from esper.ppo import PPO, Rollout
-from esper.ppo.agree import share
+from esper.ppo.agree import largest, share
 
 MOST_LISTED = 100  # offending ratios that are listed one by one
 
@@ -27,18 +27,31 @@ class Health(Callback):
         _, state = second_look(pl_module, batch)
         found = {**usage(batch, outputs["targets"]), **lstm_health(state), **moments(batch, outputs["targets"])}
         if found:
-            values = share(torch.stack([value.double() for value in found.values()])).tolist()
-            pl_module.report(dict(zip(found, values, strict=True)))
+            values = torch.stack([value.double() for value in found.values()])
+            ends = {"max": 1.0, "min": -1.0}
+            sign = torch.tensor([ends.get(name.rpartition("_")[2], 0.0) for name in found], device=values.device)
+            agreed = torch.where(sign == 0, share(values), sign * largest(sign * values))
+            pl_module.report(dict(zip(found, agreed.tolist(), strict=True)))
         pl_module.report(memory(pl_module.device))
 
 
 @torch.no_grad()
 def second_look(module: PPO, rollout: Rollout) -> tuple[Tensor, State]:
     """Log-probabilities [envs, steps, heads] under the policy as it is now, and its memory after the last step."""
-    output = module.policy(rollout.base, rollout.slots, rollout.blueprints, rollout.state)
-    masks = rollout.masks.each(lambda mask: mask.flatten(0, 1))
-    distribution = module.policy.distribution(output.logits, masks, validate=False)
-    return distribution.log_prob(rollout.action.flatten(0, 1)).view(rollout.action.shape), output.state
+    log_prob, lengths = torch.zeros_like(rollout.log_prob), rollout.valid.sum(1)
+    state = (rollout.state[0].clone(), rollout.state[1].clone())
+    for length in lengths.unique().tolist():  # type: ignore[no-untyped-call]  # an episode's memory is that at its own end
+        rows = (lengths == length).nonzero().flatten()
+        start = (rollout.state[0][:, rows].contiguous(), rollout.state[1][:, rows].contiguous())
+        base, slots, blueprints = (part[rows, :length] for part in (rollout.base, rollout.slots, rollout.blueprints))
+        output = module.policy(base, slots, blueprints, start)
+        masks = rollout.masks.each(lambda mask, rows=rows, length=length: mask[rows, :length].flatten(0, 1))  # type: ignore[misc]
+        distribution = module.policy.distribution(output.logits, masks, validate=False)
+        action = rollout.action[rows, :length]
+        log_prob[rows, :length] = distribution.log_prob(action.flatten(0, 1)).view(action.shape)
+        for whole, part in zip(state, output.state, strict=True):
+            whole[:, rows] = part
+    return log_prob, state
 
 
 def usage(rollout: Rollout, targets: Any) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Lines of JSON that belong to rounds; a resumed run takes back those of rounds that it plays again."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,22 @@ class RoundFile:
 
     def begin(self, rounds: int) -> None:
         """Go on behind so many rounds."""
-        found = self.lines()
-        kept = [line for line in found if line["round"] <= rounds]
-        if len(kept) < len(found):
-            unfinished = self.path.with_suffix(".part")
-            unfinished.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-            unfinished.replace(self.path)
+        self.keep(lambda line: line["round"] <= rounds)
         self._writer = Writer(self.path)
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Take back all lines that are not wanted."""
+        found = self.lines()
+        kept = [line for line in found if wanted(line)]
+        if len(kept) < len(found):
+            self.rewrite(kept)
+
+    def rewrite(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """These lines in place of all."""
+        self.close()
+        unfinished = self.path.with_suffix(".part")
+        unfinished.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), encoding="utf-8")
+        unfinished.replace(self.path)
 
     def write(self, line: Mapping[str, Any]) -> None:
         if self._writer is None:

@@ -20,12 +20,14 @@ class Progress(Callback):
 
     Arguments:
         console: where
-        rounds: of the whole run
+        rounds, decisions: of the whole run; the first bar is over decisions where these are not None
         every: rounds between lines where there is no terminal
     """
 
-    def __init__(self, console: Console, *, rounds: int, every: int = 1) -> None:
-        self._console, self._rounds, self._every = console, rounds, every
+    def __init__(self, console: Console, *, rounds: int, decisions: int | None = None, every: int = 1) -> None:
+        if every < 1:
+            raise ValueError(f"callbacks.progress.every={every}: must be at least 1.")
+        self._console, self._rounds, self._decisions, self._every = console, rounds, decisions, every
         self._recent: deque[float] = deque(maxlen=RUNNING)
         columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         show = console.is_terminal
@@ -33,12 +35,12 @@ class Progress(Callback):
             *columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True, disable=not show
         )
 
-        self._outer = self._bars.add_task("rounds", total=rounds)
+        self._outer = self._bars.add_task("rounds", total=decisions or rounds)
         self._inner = self._bars.add_task("steps", total=1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         assert isinstance(pl_module, PPO)
-        self._bars.update(self._outer, completed=pl_module.counters.rounds)
+        self._bars.update(self._outer, completed=self._done(pl_module))
         self._bars.start()
 
     def round_begins(self, kind: str, seeds: Sequence[int], steps: int) -> None:
@@ -55,9 +57,13 @@ class Progress(Callback):
         figures, counters = pl_module.latest, pl_module.counters
         self._recent.append(figures["episode/score"])
         running = sum(self._recent) / len(self._recent)
-        self._bars.update(self._outer, completed=counters.rounds, description=f"rounds, score {running:.2f}")
+        word = "rounds" if self._decisions is None else "decisions"
+        self._bars.update(self._outer, completed=self._done(pl_module), description=f"{word}, score {running:.2f}")
         if not self._console.is_terminal and counters.rounds % self._every == 0:
             self._console.print(line(counters.rounds, self._rounds, running, figures))
+
+    def _done(self, module: PPO) -> int:
+        return module.counters.rounds if self._decisions is None else module.counters.decisions
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._bars.stop()

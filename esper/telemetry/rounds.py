@@ -47,6 +47,13 @@ class RoundRecords(Callback):
         """All rounds so far."""
         return self._file.lines()
 
+    def amend(self, figures: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Add figures that were measured after the last round to its line; all lines."""
+        lines = self.lines()
+        lines[-1].update({name: value if math.isfinite(value) else None for name, value in figures.items()})
+        self._file.rewrite(lines)
+        return lines
+
 
 def conclusion(rounds: Sequence[dict[str, Any]], held_out: Mapping[str, float], share: float) -> Table:
     """What a run came to: its first and last rounds, its best one, and the episodes it never learned from."""

@@ -165,6 +165,7 @@ def test_a_minibatch_that_is_not_finite_is_skipped_and_counted() -> None:
     fit(module, world, rounds=1)
     assert module.counters.skipped == 2
     assert module.counters.updates == 0
+    assert module.latest["policy/kl"] != module.latest["policy/kl"], "no update has no figures"
     assert all(torch.equal(a, b) for a, b in zip(before, module.policy.features.parameters(), strict=True))
     fit(module, world, rounds=1)
     assert module.counters.bad == 0

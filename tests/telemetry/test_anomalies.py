@@ -115,7 +115,7 @@ def watched(directory: Path, count: int = 4, **changes: Any) -> tuple[Any, Atten
     """A real run whose thresholds no policy can satisfy."""
     attention, world = Attention(), Locks()
     given = {"thresholds": {**SHIPPED, "ratio_high": 0.5}, "off": [], "on": "log", "closely": 2, **changes}
-    callback = Anomalies(directory, attention, count, **given)
+    callback = Anomalies(directory, attention, count, None, **given)
     module = learner(world)
     trainer(count, callbacks=[callback]).fit(module, datamodule=Collector(world, seed=0, warmup=0))
     return module, attention
@@ -141,7 +141,7 @@ def test_a_run_can_be_made_to_stop_at_a_finding(tmp_path: Path) -> None:
 
 def test_what_checks_remember_survives_a_checkpoint(tmp_path: Path) -> None:
     first, second = (
-        Anomalies(tmp_path, Attention(), 9, thresholds=SHIPPED, off=[], on="log", closely=1) for _ in range(2)
+        Anomalies(tmp_path, Attention(), 9, None, thresholds=SHIPPED, off=[], on="log", closely=1) for _ in range(2)
     )
     first._remembered.norm, first._remembered.low = 3.0, {"op": 2}
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -153,13 +153,14 @@ def test_what_checks_remember_survives_a_checkpoint(tmp_path: Path) -> None:
     [
         ({"off": ["nothing"]}, r"callbacks.anomalies.off=\['nothing'\]: nothing is none of ratio_explosion"),
         ({"on": "shout"}, r"callbacks.anomalies.on=shout: must be log or stop"),
+        ({"thresholds": {**SHIPPED, "value": []}}, r"callbacks.anomalies.thresholds: value must have a pair"),
         ({"thresholds": {"kll": 1}}, r"callbacks.anomalies.thresholds: .*kll"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     given = {"thresholds": SHIPPED, "off": [], "on": "log", "closely": 1, **change}
     with pytest.raises(ValueError, match=sentence):
-        Anomalies(tmp_path, Attention(), 1, **given)
+        Anomalies(tmp_path, Attention(), 1, None, **given)
 
 
 def test_a_finding_in_a_real_run_reaches_log_tensorboard_and_dashboards(

@@ -1,22 +1,26 @@
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.profiler import ProfilerActivity
 
+from esper.config import compose_config
 from esper.lifecycle import Stage
 from esper.records import read
+from esper.run import train
 from esper.telemetry.dashboard import COMPARED, Dashboard, compared
 from esper.telemetry.episodes import figures
 from esper.telemetry.glossary import GLOSSARY, PAGES, document, find, layout
 from esper.telemetry.images import contributions, frontier, undominated
 from esper.telemetry.profiler import activities
 from esper.telemetry.timeline import diary, timeline
-from tests.telemetry.kit import run
+from tests.telemetry.kit import TINY, run
 
 ABSENT = {"health/device_memory_gb"}  # without a GPU
 
@@ -103,7 +107,20 @@ def test_telemetry_changes_no_weight(finished: Path, tmp_path: Path) -> None:
     mine, theirs = (torch.load(d / "checkpoints/last.ckpt", weights_only=True) for d in (finished, tmp_path))
     assert mine["state_dict"].keys() == theirs["state_dict"].keys()
     assert all(torch.equal(value, theirs["state_dict"][name]) for name, value in mine["state_dict"].items())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "summary.json"]
+
+
+def test_held_out_episodes_that_are_played_again_are_recorded_once(tmp_path: Path) -> None:
+    run(tmp_path, "rounds=1")
+    config = compose_config("run", [*TINY, "rounds=1"])
+    before = (tmp_path / "episodes.jsonl").read_text()
+    (tmp_path / ".hydra").mkdir()
+    train(config, tmp_path, Console(quiet=True), [])
+    assert (tmp_path / "episodes.jsonl").read_text() == before
+    last = list(read(tmp_path / "rounds.jsonl"))[-1]
+    assert last["validation/greedy_score"] is not None
+    summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert summary["episode/score"] == last["episode/score"], "a run with nothing left to play keeps its figures"
 
 
 def step(**changes: Any) -> dict[str, Any]:

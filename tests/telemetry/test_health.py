@@ -39,6 +39,17 @@ def test_a_second_look_changes_nothing_and_sees_the_acting_policys_log_probs() -
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
 
 
+def test_a_second_look_at_a_short_episode_ends_where_it_ended() -> None:
+    world = Locks()
+    module = learner(world)
+    rollout = played(module, world)
+    _, state = second_look(module, rollout)
+    short = [part[1:2, :4] for part in (rollout.base, rollout.slots, rollout.blueprints)]
+    with torch.no_grad():
+        alone = module.policy(*short, module.policy.begin(1)).state
+    torch.testing.assert_close(state[0][:, 1], alone[0][:, 0])
+
+
 def rollout_of(envs: int = 40, steps: int = 5) -> Rollout:
     of = layout()
     return Rollout.empty(list(range(envs)), steps, of, policy(of).begin(envs))
