@@ -34,6 +34,7 @@ from esper.seeding import derive, seeded
 from esper.telemetry import Attention, Episodes, Progress, RoundRecords, conclusion, draw_rounds
 
 WIDTH = 120  # columns of what is printed into a file
+PATIENCE = 1.0  # seconds after which a second signal is meant as one
 SHARE = 0.1  # of all rounds, that the first and the last are taken over in the summary
 
 
@@ -164,11 +165,17 @@ def recall(module: PPO, directory: Path) -> None:
 
 @contextmanager
 def stoppable(collector: Collector) -> Iterator[None]:
-    """SIGINT and SIGTERM let the run stop where nothing is half done; a second one ends it at once."""
+    """SIGINT and SIGTERM let the run stop where nothing is half done; a second one, later, ends it at once.
+
+    What stops a group of processes often sends its signal twice in the same moment.
+    """
+    asked = float("inf")
 
     def ask(number: int, frame: object) -> None:
-        if collector.stop is not None:
+        nonlocal asked
+        if time.monotonic() > asked + PATIENCE:
             raise KeyboardInterrupt
+        asked = min(asked, time.monotonic())
         collector.stop = signal.Signals(number).name
 
     wanted = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()

@@ -129,7 +129,8 @@ def test_a_signal_saves_and_ends_the_run_cleanly(tmp_path: Path, number: signal.
     directory = tmp_path / "run"
     process = start(tmp_path, "rounds=1000", f"hydra.run.dir={directory}", "callbacks.checkpoints.every=1000")
     wait_for(directory, 1, process)
-    process.send_signal(number)
+    for _ in range(2):  # as process managers do
+        process.send_signal(number)
     output = finish(process)
     done = int(re.search(rf"stopped by {number.name} after round (\d+)", output)[1])  # type: ignore[index]
     assert f"python -m esper.run resume={directory}" in output
