@@ -45,7 +45,8 @@ def contributions(episodes: Sequence[Mapping[str, Any]]) -> Figure:
     for (blueprint, slot), values in gains.items():
         table[blueprints.index(blueprint), slots.index(slot)] = float(np.mean(values))
     most = max(1.0, float(np.nanmax(np.abs(table)))) if gains else 1.0
-    image = axes.imshow(table, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+    bound = 1.6 * most  # so that figures can be read on every colour
+    image = axes.imshow(table, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto")
     for (blueprint, slot), values in gains.items():
         text = f"{np.mean(values):+.1f} ({len(values)})"
         axes.text(slots.index(slot), blueprints.index(blueprint), text, ha="center", va="center", fontsize=8)
