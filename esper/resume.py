@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper.config import compose_config
 
-LAST = "last.ckpt"
 OUTPUTS = Path("outputs")
 KEPT = ("seed", "name")  # a resumed run cannot change them and be the same run
 

@@ -28,8 +28,8 @@ from rich.console import Console
 from esper.config import CONF, build, build_offered, build_world, check_learning, entry, grows
 from esper.data import DataError
 from esper.environment import Environment
-from esper.ppo import PPO, AtomicIO, Collector, Counters, DivergedError, StoppedError, Watcher, World, restore
-from esper.resume import LAST, flat, overridden, prepared, save
+from esper.ppo import LAST, PPO, AtomicIO, Collector, Counters, DivergedError, StoppedError, Watcher, World, restore
+from esper.resume import flat, overridden, prepared, save
 from esper.seeding import derive, seeded
 from esper.telemetry import Attention, Episodes, Progress, RoundRecords, conclusion, draw_rounds
 
@@ -215,7 +215,8 @@ def conclude(config: DictConfig, directory: Path, console: Console, module: PPO,
     figures = {name: value if math.isfinite(value) else None for name, value in module.latest.items()}
     summary = {**asdict(module.counters), "seconds": seconds, **figures}
     (directory / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False))
-    console.print(f"{directory}/rounds.png, rounds.jsonl, summary.json, checkpoints/{LAST}", soft_wrap=True)
+    left = [name for name in ("rounds.png", "rounds.jsonl", "summary.json") if (directory / name).exists()]
+    console.print(f"{directory}/{', '.join(left)}", soft_wrap=True)
     console.print("next:")
     console.print(f"  tensorboard --logdir {directory}", soft_wrap=True)
     longer = f"rounds={2 * config.rounds}" if config.decisions is None else f"decisions={2 * config.decisions}"

@@ -1,6 +1,6 @@
 """How the policy learns."""
 
-from esper.ppo.checkpoint import AtomicIO, Checkpoints, restore
+from esper.ppo.checkpoint import LAST, AtomicIO, Checkpoints, restore
 from esper.ppo.collector import Collector, Rounds, StoppedError, Watcher, World
 from esper.ppo.gae import gae
 from esper.ppo.module import PPO, Counters, DivergedError
@@ -9,6 +9,7 @@ from esper.ppo.scale import ReturnScale
 from esper.ppo.settings import Settings
 
 __all__ = [
+    "LAST",
     "PADDING_OPTION",
     "PPO",
     "AtomicIO",

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from esper.config import compose_config
 from esper.ppo import Collector
 from esper.telemetry import Anomalies, Attention
-from esper.telemetry.anomalies import CHECKS, Remembered, Thresholds, check_all
+from esper.telemetry.checks import CHECKS, Remembered, Thresholds, check_all
 from tests.ppo.worlds import Locks, learner, trainer
 from tests.telemetry.kit import run
 
