@@ -142,7 +142,7 @@ def measure(name: str, repeats: int) -> None:
     def train(settings: Settings) -> None:
         def one(run: int) -> Tensor:
             with env._runs[run]._thread():
-                env._runs[run]._train(settings, 0.5, 0.5)
+                env._runs[run]._train(Plan(settings, settings, (), batches), 0.5, 0.5)
             return torch.zeros(())
 
         env._each(one)
@@ -163,7 +163,7 @@ def measure(name: str, repeats: int) -> None:
     on = {slot: Setting(Mode.BLENDED, 1.0) for slot in slots}
 
     def step() -> None:
-        env._each(lambda run: env._runs[run].epoch(Plan(on, on, tuple(slots)), (0.5, 0.5)))
+        env._each(lambda run: env._runs[run].epoch(Plan(on, on, tuple(slots), batches), (0.5, 0.5)))
 
     times = interleaved({"engine": step, "naive": Naive(config, env, slots, blueprint, CORES)}, repeats)
     print(f"{name}: a whole step with three live seeds at {times['naive'] / times['engine']:.2f} x the naive way")

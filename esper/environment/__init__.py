@@ -5,6 +5,7 @@ from esper.environment.governor import Governor, Reason
 from esper.environment.host_run import gradient_health
 from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Inputs, Observation, View
 from esper.environment.record import Measured, StepRecord, rated
+from esper.environment.start import Start
 from esper.environment.step import Rewarded, Step
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Observation",
     "Reason",
     "Rewarded",
+    "Start",
     "Step",
     "StepRecord",
     "View",

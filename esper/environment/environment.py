@@ -1,5 +1,6 @@
 """N host runs stepped together: act, train, measure, govern, tick, reward, observe, in that order and no other."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from esper.environment.host_run import PRECISIONS, HostRun, Plan, RunOptions
 from esper.environment.ledger import Ledger
 from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, View, first_view, next_view, observe
 from esper.environment.record import Measured, StepRecord, rated
+from esper.environment.start import Start, planted
 from esper.environment.step import Rewarded, Step
 from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, Snapshot, adopt, seed_settings
 from esper.hosts import Host
@@ -112,17 +114,20 @@ class Environment:
         self._runs: list[HostRun] = []
 
     @torch.inference_mode(False)  # hosts train here, whatever the caller is doing
-    def reset(self, seeds: Sequence[int]) -> Observation:
-        """Begin an episode in each environment."""
-        if len(seeds) != self.envs:
+    def reset(self, seeds: Sequence[int], starts: Sequence[Start] | None = None) -> Observation:
+        """Begin an episode for each seed, up to `envs` of them; `starts` say how, None is the usual way."""
+        if not 1 <= len(seeds) <= self.envs:
             raise ValueError(f"seeds: {len(seeds)} were given for environment.envs={self.envs}.")
+        self._starts = list(starts or [Start()] * len(seeds))
         parts = {"build": self._build, "optimizer": self._optimizer, "data": self.data, "options": self._options}
         self._runs = [HostRun(seed, **parts) for seed in seeds]  # type: ignore[arg-type]
-        self._slots = Slots.empty(self.envs, len(self.space.slots))
-        self._governor = self._make_governor(envs=self.envs, chance=torch.tensor(float(self.data.options)).log().item())
-        self._saved: list[Snapshot] = [run.snapshot(()) for run in self._runs]
+        self._slots = planted(self._starts, self.space)
+        self._put(self._slots.stage == Stage.FOSSILIZED, self._slots)
+        everywhere = torch.ones(len(seeds), dtype=torch.bool)
+        self._governor = self._make_governor(envs=len(seeds), chance=math.log(self.data.options))
+        self._saved: list[Snapshot] = [run.snapshot(tuple(run.model.seeds)) for run in self._runs]
         self._ledger = Ledger(self._runs, self._costs, self.data, self.space.slots, self._options)
-        now = self._remeasured(torch.ones(self.envs, dtype=torch.bool), self._slots, False)
+        now = self._remeasured(everywhere, self._slots, False)
         self._initial_score = now.score
         self._view = first_view(self.steps, self._slots, now, self._ledger.host_parameters)
         return self._observe()
@@ -141,7 +146,7 @@ class Environment:
         self._save_fossils(applied.into(Stage.FOSSILIZED), during)
         seed_parameters = self._ledger.seed_parameters()
 
-        plans = [self._plan(env, during, step, last) for env in range(self.envs)]
+        plans = [self._plan(env, during, step, last) for env in range(len(self._runs))]
         progress = (step / self.steps, (step + 1) / self.steps)
         found = self._each(lambda env: self._runs[env].epoch(plans[env], progress))
         now = self._ledger.measured(self._transfer(found), during, last)
@@ -155,7 +160,7 @@ class Environment:
         self._remove(ticked)
         if (step + 1) % self._governor.snapshot_every == 0:
             self._save((reason == 0) & self._governor.sound(), after)
-        ended = torch.full((self.envs,), last)
+        ended = torch.full((len(self._runs),), last)
         record = StepRecord(
             step=step,
             steps=self.steps,
@@ -206,7 +211,7 @@ class Environment:
     def effort(self) -> dict[str, float]:
         """Of the episodes so far: seconds of each phase as they passed on the clock, and samples trained on."""
         phases = {name: sum(run.seconds[name] for run in self._runs) / self._threads for name in ("train", "measure")}
-        samples = self.envs * self._view.step * self._options.batches * self._options.batch
+        samples = len(self._runs) * self._view.step * self._options.batches * self._options.batch
         return {**phases, "samples": float(samples)}
 
     def close(self) -> None:
@@ -223,8 +228,8 @@ class Environment:
     def _each(self, work: Callable[[int], Tensor]) -> list[Tensor]:
         """Do something in every environment, in threads; the results in order."""
         if self._pool is None:
-            return [work(env) for env in range(self.envs)]
-        return list(self._pool.map(work, range(self.envs)))
+            return [work(env) for env in range(len(self._runs))]
+        return list(self._pool.map(work, range(len(self._runs))))
 
     def _transfer(self, found: list[Tensor]) -> Tensor:
         """The one transfer from the device in a step."""
@@ -234,10 +239,11 @@ class Environment:
 
     def _plan(self, env: int, during: Slots, step: int, last: bool) -> Plan:
         settings = seed_settings(during, env, self.space.slots)
+        batches = self._starts[env].in_step(step, self.steps, self._options.batches)
         if last:
-            plan = Plan(settings, self._committed(env, during), ())
+            plan = Plan(settings, self._committed(env, during), (), batches)
         else:
-            plan = Plan(settings, settings, self._attributed(settings, during, env, step))
+            plan = Plan(settings, settings, self._attributed(settings, during, env, step), batches)
         self._ledger.epoch(env, plan)
         return plan
 
@@ -258,9 +264,13 @@ class Environment:
         self._remove(applied)
         new = applied.into(Stage.GERMINATED)
         self._ledger.germinated(new, score)
+        self._put(new, during)
+
+    def _put(self, new: Tensor, slots: Slots) -> None:
+        """Graft what the slots in `new` [envs, slots] are to hold."""
         for env, column in new.nonzero().tolist():
-            blueprint = self.space.blueprints[int(during.blueprint[env, column])]
-            self._runs[env].graft(self.space.slots[column], blueprint, Blend(int(during.blend[env, column])))
+            blueprint = self.space.blueprints[int(slots.blueprint[env, column])]
+            self._runs[env].graft(self.space.slots[column], blueprint, Blend(int(slots.blend[env, column])))
 
     def _remove(self, events: Events) -> None:
         gone = events.into(Stage.PRUNED)

@@ -27,7 +27,7 @@ class RunOptions:
     """How a step trains and measures."""
 
     batch: int  # samples in a training batch
-    batches: int  # training batches in a step
+    batches: int  # training batches in a step, where an episode has no number of its own
     validation_batch: int
     attribution_share: float  # of the validation split, for the passes with a seed switched off
     gradient_stride: int  # every so many batches, gradient health is taken
@@ -46,6 +46,7 @@ class Plan:
     settings: Settings  # of its seeds while it trains
     final: Settings  # of its seeds when it is measured
     off: tuple[str, ...]  # seeds whose contribution is wanted
+    batches: int  # to train on
 
 
 class HostRun:
@@ -109,7 +110,7 @@ class HostRun:
         """
         with self._thread():
             with self._clock("train"):
-                trained = self._train(plan.settings, *progress)
+                trained = self._train(plan, *progress)
             with self._clock("measure"):
                 return self._pack({**trained, **self._measure(plan.final, plan.off)})
 
@@ -153,7 +154,7 @@ class HostRun:
         dtype = PRECISIONS[self._options.precision]
         return nullcontext() if dtype is None else torch.autocast(self._data.device.type, dtype)
 
-    def _train(self, settings: Settings, before: float, after: float) -> dict[tuple[str, str], Tensor]:
+    def _train(self, plan: Plan, before: float, after: float) -> dict[tuple[str, str], Tensor]:
         options, model, device = self._options, self.model, self._data.device
         total: dict[tuple[str, str], Tensor] = {}
         health: dict[str, Tensor] = {}
@@ -166,14 +167,14 @@ class HostRun:
                 found = gradient_health(self.optimizer.parameters(owner), self.optimizer.clip)
                 health[owner] = torch.minimum(health.get(owner, found), found)
 
-        for index in range(options.batches):
+        for index in range(plan.batches):
             x, y = self._stream.next()
             outputs: list[Tensor] = []
             with self._autocast():
-                loss, behind = model.losses(x, settings, _criterion(y, outputs))
+                loss, behind = model.losses(x, plan.settings, _criterion(y, outputs))
             whole = torch.stack([loss, *behind.values()]).sum()
             (whole if self._scaler is None else self._scaler.scale(whole)).backward()  # type: ignore[no-untyped-call]
-            progress = before + (after - before) * index / options.batches
+            progress = before + (after - before) * index / plan.batches
             norms = self.optimizer.step(progress, self._scaler, None if index % options.gradient_stride else look)
             add(HOST, "train_loss", loss)
             add(HOST, "train_accuracy", (outputs[0].argmax(-1) == y).float().mean())
@@ -181,7 +182,7 @@ class HostRun:
                 add(owner, "gradient_norm", norm)
             for slot, own in behind.items():
                 add(slot, "promise", loss - own)
-        means = {key: value / options.batches for key, value in total.items()}
+        means = {key: value / plan.batches for key, value in total.items()}
         return {**means, **{(owner, "health"): value for owner, value in health.items()}}
 
     def _measure(self, settings: Settings, off: Collection[str]) -> dict[tuple[str, str], Tensor]:

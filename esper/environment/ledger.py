@@ -29,7 +29,7 @@ class Ledger:
         """Charge a step's training, its validation and its probes."""
         seeds, options = self._seed_costs(env), self._options
         validated = self._data.size("validation")
-        self._flops[env] += self._costs.train(seeds, plan.settings) * options.batch * options.batches
+        self._flops[env] += self._costs.train(seeds, plan.settings) * options.batch * plan.batches
         self._flops[env] += self._costs.forward(seeds, plan.final) * validated
         probed = min(validated, options.probes(validated) * options.validation_batch)
         self._flops[env] += self._costs.probe(seeds, plan.final, plan.off) * probed

@@ -107,7 +107,7 @@ def seeded_run(run: HostRun) -> Plan:
     """Seeds in every mode, and a plan that trains, measures and probes them."""
     for slot, blueprint, blend in zip(SEEDED, ("conv_light", "norm", "depthwise"), Blend, strict=True):
         run.graft(slot, blueprint, blend)
-    return Plan(SEEDED, SEEDED, ("block1", "block3"))
+    return Plan(SEEDED, SEEDED, ("block1", "block3"), 2)
 
 
 def test_training_and_measuring_read_no_value_from_the_device() -> None:
@@ -154,7 +154,7 @@ def test_a_text_host_trains_and_is_measured_on_the_meta_device() -> None:
     run.graft("segment1", "attention", Blend.GATED)
     run.graft("segment2", "mlp_small", Blend.ADD)
     settings = {"segment1": Setting(Mode.BLENDED, 0.5), "segment2": Setting(Mode.BEHIND, 1.0)}
-    packed = run.epoch(Plan(settings, settings, ("segment1",)), (0.0, 0.1))
+    packed = run.epoch(Plan(settings, settings, ("segment1",), 2), (0.0, 0.1))
     assert packed.device.type == "meta"
 
 
@@ -244,7 +244,7 @@ def test_a_probe_is_charged_for_the_batches_it_runs(share: float) -> None:
     env = environment(f"environment.attribution_share={share}", envs=1)
     scripted(env, {0: GERMINATE}, steps=4)
     settings = {"block2": Setting(Mode.BLENDED, 1.0)}
-    plan, run = Plan(settings, settings, ("block2",)), env._runs[0]
+    plan, run = Plan(settings, settings, ("block2",), 2), env._runs[0]
     before = env._ledger._flops.clone()
     env._ledger.epoch(0, plan)
     with FlopCounterMode(display=False) as counter:

@@ -1,0 +1,43 @@
+"""How an episode begins, where it is not the usual way: with seeds that are there from the start, or a budget."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from esper.lifecycle import ActionSpace, Blend, Slots, Stage
+
+
+@dataclass(frozen=True)
+class Start:
+    """The usual way is an empty host that trains on as many batches in each step as the environment says."""
+
+    fossils: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # slot -> blueprint and blend, by name
+    batches: int | None = None  # of the whole episode; None is the usual number in each step
+
+    def in_step(self, step: int, steps: int, usual: int) -> int:
+        """Batches of one step; those of an episode with a number of its own are spread evenly, none is lost."""
+        if self.batches is None:
+            return usual
+        return self.batches * (step + 1) // steps - self.batches * step // steps
+
+
+def planted(starts: Sequence[Start], space: ActionSpace) -> Slots:
+    """The slots with which such episodes begin."""
+    slots = Slots.empty(len(starts), len(space.slots))
+    for env, start in enumerate(starts):
+        for name, (blueprint, blend) in start.fossils.items():
+            if name not in space.slots or blueprint not in space.blueprints or blend not in Blend.__members__:
+                raise ValueError(f"fossils: {blueprint} in {name}, blended by {blend}, does not exist in this space.")
+            here = torch.zeros_like(slots.live)
+            here[env, space.slots.index(name)] = True
+            slots = slots.where(
+                here,
+                stage=int(Stage.FOSSILIZED),
+                blueprint=space.blueprints.index(blueprint),
+                blend=int(Blend[blend]),
+                alpha=1.0,
+                alpha_start=1.0,
+                alpha_target=1.0,
+            )
+    return slots
