@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from esper.blueprints.layers import FadedNorm, Residual
 from esper.blueprints.registry import register
+from esper.work import Work, convolution, linear
 
 GROUP_CHANNELS = 16  # per group, where there are enough channels; smaller groups are noisy
 
@@ -35,12 +36,18 @@ def _conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
 
 
-@register("cnn", "norm", lambda c: 2 * c + 1, "group normalisation, faded in by a learned scale")
+@register("cnn", "norm", lambda c: 2 * c + 1, "group normalisation, faded in by a learned scale", lambda c, p: Work())
 def norm(channels: int) -> nn.Module:
     return FadedNorm(_norm(channels))
 
 
-@register("cnn", "attention", lambda c: 2 * c * max(1, c // 4) + c, "squeeze-excite: a gate per channel, 1 at birth")
+@register(
+    "cnn",
+    "attention",
+    lambda c: 2 * c * max(1, c // 4) + c,
+    "squeeze-excite: a gate per channel, 1 at birth",
+    lambda c, p: linear(c, max(1, c // 4)) + linear(max(1, c // 4), c),
+)
 class SqueezeExcite(nn.Module):
     def __init__(self, channels: int, reduction: int = 4) -> None:
         super().__init__()
@@ -55,16 +62,32 @@ class SqueezeExcite(nn.Module):
         return x * gate[:, :, None, None]
 
 
-@register("cnn", "depthwise", lambda c: c * c + 11 * c, "depthwise 3x3, then 1x1")
+@register(
+    "cnn",
+    "depthwise",
+    lambda c: c * c + 11 * c,
+    "depthwise 3x3, then 1x1",
+    lambda c, p: convolution(c, c, 3, p, groups=c) + convolution(c, c, 1, p),
+)
 def depthwise(channels: int) -> nn.Module:
     return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 3, channels), _conv(channels, channels, 1))
 
 
+def _inner(channels: int) -> int:
+    return max(8, channels // 4)
+
+
 @register(
-    "cnn", "bottleneck", lambda c: 2 * c * max(8, c // 4) + 9 * max(8, c // 4) ** 2 + 2 * c, "1x1 down, 3x3, 1x1 up"
+    "cnn",
+    "bottleneck",
+    lambda c: 2 * c * _inner(c) + 9 * _inner(c) ** 2 + 2 * c,
+    "1x1 down, 3x3, 1x1 up",
+    lambda c, p: (
+        convolution(c, _inner(c), 1, p) + convolution(_inner(c), _inner(c), 3, p) + convolution(_inner(c), c, 1, p)
+    ),
 )
 def bottleneck(channels: int) -> nn.Module:
-    inner = max(8, channels // 4)
+    inner = _inner(channels)
     return Residual(
         _norm(channels),
         nn.ReLU(),
@@ -76,17 +99,23 @@ def bottleneck(channels: int) -> nn.Module:
     )
 
 
-@register("cnn", "conv_small", lambda c: c * c + 2 * c, "1x1 convolution")
+@register("cnn", "conv_small", lambda c: c * c + 2 * c, "1x1 convolution", lambda c, p: convolution(c, c, 1, p))
 def conv_small(channels: int) -> nn.Module:
     return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 1))
 
 
-@register("cnn", "conv_light", lambda c: 9 * c * c + 2 * c, "3x3 convolution")
+@register("cnn", "conv_light", lambda c: 9 * c * c + 2 * c, "3x3 convolution", lambda c, p: convolution(c, c, 3, p))
 def conv_light(channels: int) -> nn.Module:
     return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 3))
 
 
-@register("cnn", "conv_heavy", lambda c: 18 * c * c + 4 * c, "two 3x3 convolutions")
+@register(
+    "cnn",
+    "conv_heavy",
+    lambda c: 18 * c * c + 4 * c,
+    "two 3x3 convolutions",
+    lambda c, p: convolution(c, c, 3, p) + convolution(c, c, 3, p),
+)
 def conv_heavy(channels: int) -> nn.Module:
     return Residual(
         _norm(channels),

@@ -6,18 +6,25 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from esper.work import Work
+
 Factory = Callable[..., nn.Module]
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A kind of seed. `parameters` is its stated number of parameters for a number of channels."""
+    """A kind of seed.
+
+    `parameters` is its stated number of parameters for a number of channels; `work` its stated cost for a number of
+    channels and of positions, which are pixels or tokens. A blueprint may leave that open; then it is counted.
+    """
 
     name: str
     topology: str
     description: str
     parameters: Callable[[int], int]
     factory: Factory
+    work: Callable[[int, int], Work] | None = None
 
     def build(self, channels: int, **arguments: object) -> nn.Module:
         """A seed for `channels` channels: shape-preserving, the identity at birth, and ready to learn."""
@@ -35,15 +42,19 @@ _REGISTRY: dict[str, dict[str, Blueprint]] = {}
 
 
 def register(
-    topology: str, name: str, parameters: Callable[[int], int], description: str
+    topology: str,
+    name: str,
+    parameters: Callable[[int], int],
+    description: str,
+    work: Callable[[int, int], Work] | None = None,
 ) -> Callable[[Factory], Factory]:
-    """Make a factory of seeds known: a callable (channels, **arguments) -> nn.Module."""
+    """Make a factory of seeds known: a callable (channels, **arguments) -> nn.Module; the rest is as in Blueprint."""
 
     def keep(factory: Factory) -> Factory:
         family = _REGISTRY.setdefault(topology, {})
         if name in family:
             raise ValueError(f"{topology} blueprint {name} is registered already; choose another name.")
-        family[name] = Blueprint(name, topology, description, parameters, factory)
+        family[name] = Blueprint(name, topology, description, parameters, factory, work)
         return factory
 
     return keep

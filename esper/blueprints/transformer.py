@@ -8,19 +8,38 @@ from torch import Tensor, nn
 
 from esper.blueprints.layers import FadedNorm, Residual
 from esper.blueprints.registry import register
+from esper.work import Work, linear, scaled_dot_product
 
 
-@register("transformer", "norm", lambda d: 2 * d + 1, "layer normalisation, faded in by a learned scale")
+@register(
+    "transformer",
+    "norm",
+    lambda d: 2 * d + 1,
+    "layer normalisation, faded in by a learned scale",
+    lambda d, p: Work(),
+)
 def norm(channels: int) -> nn.Module:
     return FadedNorm(nn.LayerNorm(channels))
 
 
-@register("transformer", "lora", lambda d: 16 * d, "linear change of rank 8")
+@register(
+    "transformer",
+    "lora",
+    lambda d: 16 * d,
+    "linear change of rank 8",
+    lambda d, p: linear(d, 8, p) + linear(8, d, p),
+)
 def lora(channels: int, rank: int = 8) -> nn.Module:
     return Residual(nn.Linear(channels, rank, bias=False), nn.Linear(rank, channels, bias=False))
 
 
-@register("transformer", "lora_large", lambda d: 64 * d, "linear change of rank 32")
+@register(
+    "transformer",
+    "lora_large",
+    lambda d: 64 * d,
+    "linear change of rank 32",
+    lambda d, p: linear(d, 32, p) + linear(32, d, p),
+)
 def lora_large(channels: int, rank: int = 32) -> nn.Module:
     return lora(channels, rank)
 
@@ -40,17 +59,35 @@ class CausalAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
-@register("transformer", "attention", lambda d: 4 * d * d + 4 * d, "causal self-attention, 4 heads")
+@register(
+    "transformer",
+    "attention",
+    lambda d: 4 * d * d + 4 * d,
+    "causal self-attention, 4 heads",
+    lambda d, p: linear(d, 3 * d, p) + scaled_dot_product(d, p) + linear(d, d, p),
+)
 def attention(channels: int, heads: int = 4) -> nn.Module:
     return Residual(CausalAttention(channels, heads), nn.Linear(channels, channels))
 
 
-@register("transformer", "mlp_small", lambda d: 4 * d * d + 3 * d, "two layers, twice as wide inside")
+@register(
+    "transformer",
+    "mlp_small",
+    lambda d: 4 * d * d + 3 * d,
+    "two layers, twice as wide inside",
+    lambda d, p: linear(d, 2 * d, p) + linear(2 * d, d, p),
+)
 def mlp_small(channels: int, expansion: int = 2) -> nn.Module:
     hidden = expansion * channels
     return Residual(nn.Linear(channels, hidden), nn.GELU(), nn.Linear(hidden, channels))
 
 
-@register("transformer", "mlp", lambda d: 8 * d * d + 5 * d, "two layers, four times as wide inside")
+@register(
+    "transformer",
+    "mlp",
+    lambda d: 8 * d * d + 5 * d,
+    "two layers, four times as wide inside",
+    lambda d, p: linear(d, 4 * d, p) + linear(4 * d, d, p),
+)
 def mlp(channels: int, expansion: int = 4) -> nn.Module:
     return mlp_small(channels, expansion)

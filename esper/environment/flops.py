@@ -1,75 +1,99 @@
-"""What a forward pass costs, per sample, and what a step of training and measuring adds up to."""
+"""What a host with its seeds costs per sample, forward, in training and in probes."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.blueprints import blueprint
-from esper.growth import Mode, Seed, Settings
+from esper.growth import Mode, Settings
+from esper.growth.seed import Gate
 from esper.hosts import Host
 from esper.lifecycle import Blend
-
-FORWARD_AND_BACKWARD = 3  # a backward pass costs two forward passes: one for the inputs', one for the weights' gradient
-FORWARD_AND_INPUTS = 2  # where no weight is trained, half of the backward pass falls away
+from esper.work import Work, alike
 
 
 class Costs:
-    """Forward FLOPs per sample of a host's segments and of its seeds, counted on the meta device."""
+    """FLOPs per sample of a host's segments and of its seeds: as they state them, or else counted on the meta device.
+
+    `seeds` are always the costs of those that are there, by slot.
+    """
 
     def __init__(self, build: Callable[[], Host], example: Tensor) -> None:
         """`example` is one sample, [1, ...], on any device."""
         with torch.device("meta"):
             self._host = build().eval()
         x = example.to("meta")
+        stated = self._host.work(x.shape[1:])
         self.slots = tuple(slot.name for slot in self._host.slots)
         self._features: dict[str, Tensor] = {}
-        self._seeds: dict[tuple[str, str, Blend], int] = {}
-        self.segments: list[int] = []
+        self._seeds: dict[tuple[str, str, Blend], Work] = {}
+        counted: list[Work] = []
         for start, stop in zip((None, *self.slots), (*self.slots, None), strict=True):
-            flops, x = _count(self._host.run, x, start, stop)
-            self.segments.append(flops)
+            work, x = _count(self._host.run, x, start, stop)
+            counted.append(work)
             if stop is not None:
                 self._features[stop] = x
+        self.segments = counted if stated is None else stated
 
-    def seed(self, slot: str, name: str, blend: Blend) -> int:
+    def seed(self, slot: str, name: str, blend: Blend) -> Work:
+        """The seed of a blueprint in a slot, with what blends it in."""
         key = (slot, name, blend)
         if key not in self._seeds:
             topology, channels = self._host.topology, self._host.slot(slot).channels
-            with torch.device("meta"):
-                body = blueprint(topology, name).build(channels)
-                seed = Seed(body, blueprint=name, blend=blend, channels=channels, topology=topology)
-            self._seeds[key], _ = _count(seed, self._features[slot], 1.0)
+            positions = self._features[slot].numel() // channels
+            entry = blueprint(topology, name)
+            if entry.work is not None:
+                body = entry.work(channels, positions)
+            else:
+                with torch.device("meta"):
+                    built = entry.build(channels).eval()
+                body, _ = _count(built, self._features[slot])
+            gate = Gate.work(channels, topology, positions) if blend is Blend.GATED else Work()
+            self._seeds[key] = body + gate
         return self._seeds[key]
 
-    def forward(self, seeds: dict[str, int], settings: Settings, start: str | None = None) -> int:
-        """One sample through the network from a slot on, its own seed included; `seeds` are their costs by slot."""
+    def forward(self, seeds: Mapping[str, Work], settings: Settings, start: str | None = None) -> int:
+        """One sample through the network from a slot on, its own seed included."""
+        return sum(work.forward for work, _ in self._parts(seeds, settings, start))
+
+    def train(self, seeds: Mapping[str, Work], settings: Settings) -> int:
+        """One sample forward and backward through the host and the seeds blended into it.
+
+        Where blended seeds send no gradient back to the host (`coadapt` off), this is a little more than is done: it
+        has the gradient towards a seed's inputs all the same, and that through a fading seed.
+        """
+        return sum(work.total if learns else work.fixed for work, learns in self._parts(seeds, settings))
+
+    def isolated(self, seeds: Mapping[str, Work], settings: Settings) -> int:
+        """One sample's second passes, that of each seed behind the host: the seed, and all that follows held fixed.
+
+        The gradient of a seed's first layer towards its inputs is included, though where no normalisation stands
+        before that layer it is not taken.
+        """
+        behind = [name for name, setting in settings.items() if setting.mode is Mode.BEHIND]
+        following = (work.fixed for name in behind for work, _ in self._parts(seeds, settings, name))
+        return sum(seeds[name].total for name in behind) + sum(following)
+
+    def probe(self, seeds: Mapping[str, Work], settings: Settings, off: Collection[str]) -> int:
+        """One sample for each slot in `off`, from that slot on with its seed switched off."""
+        return sum(self.forward(seeds, settings, name) - seeds[name].forward for name in off)
+
+    def _parts(
+        self, seeds: Mapping[str, Work], settings: Settings, start: str | None = None
+    ) -> list[tuple[Work, bool]]:
+        """The segments and seeds that a sample passes from a slot on, each with whether its weights learn from it."""
         first = 0 if start is None else self.slots.index(start)
         segments = self.segments[0 if start is None else first + 1 :]
-        return sum(segments) + sum(seeds[name] for name in self.slots[first:] if _takes_part(settings, name))
-
-    def train(self, seeds: dict[str, int], settings: Settings) -> int:
-        """One sample forward and backward, with the second pass of each seed behind the host."""
-        total = FORWARD_AND_BACKWARD * self.forward(seeds, settings)
-        for name, setting in settings.items():
-            if setting.mode is Mode.FADING:
-                total -= seeds[name]
-            elif setting.mode is Mode.BEHIND:
-                total += FORWARD_AND_BACKWARD * seeds[name] + FORWARD_AND_INPUTS * self.forward(seeds, settings, name)
-        return total
-
-    def probe(self, seeds: dict[str, int], settings: Settings, off: Collection[str]) -> int:
-        """One sample for each slot in `off`, from that slot on with its seed switched off."""
-        return sum(self.forward(seeds, settings, name) - seeds[name] for name in off)
+        modes = {name: settings[name].mode for name in self.slots[first:] if name in settings}
+        passed = [(seeds[name], mode is Mode.BLENDED) for name, mode in modes.items() if mode is not Mode.BEHIND]
+        return [(work, True) for work in segments] + passed
 
 
-def _takes_part(settings: Settings, slot: str) -> bool:
-    return slot in settings and settings[slot].mode is not Mode.BEHIND
-
-
-def _count(run: Callable[..., Tensor], *arguments: object) -> tuple[int, Tensor]:
+def _count(run: Callable[..., Tensor], *arguments: object) -> tuple[Work, Tensor]:
+    """The cost by torch's count of a forward pass, and what it gave."""
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         out = run(*arguments)
-    return int(counter.get_total_flops()), out
+    return alike(int(counter.get_total_flops())), out

@@ -1,6 +1,6 @@
 """The books of a round: what the hosts weigh, what they have cost, and what their seeds started from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,9 +9,17 @@ from esper.data import Data
 from esper.environment.flops import Costs
 from esper.environment.host_run import BASE, SLOT, HostRun, Plan, RunOptions
 from esper.environment.record import Measured
-from esper.growth import Settings
+from esper.growth import Mode, Setting, Settings
 from esper.hosts import parameter_count
-from esper.lifecycle import Slots, Stage
+from esper.lifecycle import Blend, Slots, Stage
+from esper.work import Work
+
+PARTS = (
+    "training",  # of the host and the seeds blended into it
+    "isolated",  # the second passes that train seeds behind the host
+    "validation",
+    "probes",  # validation with a seed switched off
+)
 
 
 class Ledger:
@@ -22,21 +30,23 @@ class Ledger:
     ) -> None:
         self._runs, self._costs, self._data, self._slots, self._options = runs, costs, data, slots, options
         self.host_parameters = torch.tensor([float(parameter_count(run.model.host)) for run in runs])
-        self._flops = torch.zeros(len(runs), dtype=torch.float64)
+        self.spent = {part: torch.zeros(len(runs), dtype=torch.float64) for part in PARTS}  # FLOPs [envs]
         self._born = torch.full((len(runs), len(slots)), torch.nan)  # score when each seed germinated
 
     def epoch(self, env: int, plan: Plan) -> None:
         """Charge a step's training, its validation and its probes."""
-        seeds, options = self._seed_costs(env), self._options
-        validated = self._data.size("validation")
-        self._flops[env] += self._costs.train(seeds, plan.settings) * options.batch * plan.batches
-        self._flops[env] += self._costs.forward(seeds, plan.final) * validated
+        seeds, costs, options = self._seed_costs(env), self._costs, self._options
+        trained, validated = options.batch * plan.batches, self._data.size("validation")
         probed = min(validated, options.probes(validated) * options.validation_batch)
-        self._flops[env] += self._costs.probe(seeds, plan.final, plan.off) * probed
+        self.spent["training"][env] += costs.train(seeds, plan.settings) * trained
+        self.spent["isolated"][env] += costs.isolated(seeds, plan.settings) * trained
+        self.spent["validation"][env] += costs.forward(seeds, plan.final) * validated
+        self.spent["probes"][env] += costs.probe(seeds, plan.final, plan.off) * probed
 
     def validation(self, env: int, settings: Settings) -> None:
         """Charge a validation on its own."""
-        self._flops[env] += self._costs.forward(self._seed_costs(env), settings) * self._data.size("validation")
+        flops = self._costs.forward(self._seed_costs(env), settings) * self._data.size("validation")
+        self.spent["validation"][env] += flops
 
     def germinated(self, where: Tensor, score: Tensor) -> None:
         """Note the score [envs] from which new seeds, bool [envs, slots], start."""
@@ -63,7 +73,7 @@ class Ledger:
             **base,
             score=score,
             parameters=self.host_parameters + (self.seed_parameters() * counted).sum(1),
-            flops=self._flops.clone(),
+            flops=self._flops,
             contribution=slot["contribution"],
             progress=score.unsqueeze(1) - self._born,
             seed_gradient_norm=slot["gradient_norm"],
@@ -71,7 +81,24 @@ class Ledger:
             promise=slot["promise"],
         )
 
-    def _seed_costs(self, env: int) -> dict[str, int]:
+    @property
+    def _flops(self) -> Tensor:
+        return torch.stack([self.spent[part] for part in PARTS]).sum(0)
+
+    def _seed_costs(self, env: int) -> dict[str, Work]:
         model = self._runs[env].model
         seeds = {name: model.seed(name) for name in model.seeds}
         return {name: self._costs.seed(name, seed.blueprint, seed.blend) for name, seed in seeds.items()}
+
+
+def batches_for(
+    flops: float, fossils: Mapping[str, tuple[str, str]], costs: Costs, *, steps: int, batch: int, validated: int
+) -> int:
+    """How many batches to train on so that an episode costs as near to `flops` as whole ones allow; at least 1.
+
+    `fossils`, slot -> blueprint and blend by name, are there from the start; nothing else grows and nothing is probed.
+    """
+    seeds = {slot: costs.seed(slot, name, Blend[blend]) for slot, (name, blend) in fossils.items()}
+    settings = {slot: Setting(Mode.BLENDED, 1.0) for slot in fossils}
+    validations = (steps + 1) * validated * costs.forward(seeds, settings)  # before the first step, and after each
+    return max(1, round((flops - validations) / (batch * costs.train(seeds, settings))))

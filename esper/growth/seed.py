@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle import Blend
+from esper.work import Work, linear
 
 GATE_HIDDEN = 8  # at least; a quarter of the channels where that is more
 
@@ -15,9 +16,19 @@ class Gate(nn.Module):
 
     def __init__(self, channels: int, topology: str) -> None:
         super().__init__()
-        hidden = max(GATE_HIDDEN, channels // 4)
+        hidden = self.hidden(channels)
         self.layers = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), nn.Linear(hidden, 1), nn.Sigmoid())
         self.image = topology == "cnn"
+
+    @staticmethod
+    def hidden(channels: int) -> int:
+        return max(GATE_HIDDEN, channels // 4)
+
+    @staticmethod
+    def work(channels: int, topology: str, positions: int) -> Work:
+        """One gate for an image; one at each position of a text."""
+        gates = 1 if topology == "cnn" else positions
+        return linear(channels, Gate.hidden(channels), gates) + linear(Gate.hidden(channels), 1, gates)
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = x.mean((2, 3)) if self.image else x.cumsum(1) / _positions(x)  # a position sees only the past

@@ -1,11 +1,14 @@
 """A plain convolutional classifier, in channels_last."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from esper.hosts.host import Host, Slot, at_least_one
+from esper.work import Work, convolution, linear
 
 
 class ChannelsLast(nn.Module):
@@ -79,3 +82,19 @@ class CNNHost(Host):
         segments.append(nn.Sequential(*pending, GlobalMean(), nn.Linear(inputs, classes)))
         super().__init__(segments, slots)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+
+    def work(self, shape: Sequence[int]) -> list[Work]:
+        """`shape` is that of an image: [3, height, width]"""
+        _, height, width = shape
+        found: list[Work] = []
+        for segment in self.segments:
+            own = Work()
+            for layer in segment.modules():
+                if isinstance(layer, nn.Conv2d):
+                    own += convolution(layer.in_channels, layer.out_channels, layer.kernel_size[0], height * width)
+                elif isinstance(layer, nn.MaxPool2d):
+                    height, width = height // 2, width // 2
+                elif isinstance(layer, nn.Linear):
+                    own += linear(layer.in_features, layer.out_features)
+            found.append(own)
+        return [replace(found[0], inputs=0), *found[1:]]  # the first convolution reads images, which learn nothing

@@ -1,6 +1,7 @@
 """A small GPT: pre-norm blocks, learned positions, a head tied to the token embedding."""
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.hosts.host import Dropout, Host, Slot, at_least_one
+from esper.work import Work, linear, scaled_dot_product
 
 INIT_STD = 0.02  # GPT-2's
 
@@ -103,8 +105,18 @@ class GPTHost(Host):
             [Slot(f"segment{index + 1}", channels) for index in range(segments)],
         )
         self.block_size = block_size
+        self._vocabulary, self._channels, self._layers = vocabulary, channels, per_segment
         self._initialise(layers)
         head.weight = embedding.tokens.weight
+
+    def work(self, shape: Sequence[int]) -> list[Work]:
+        """`shape` is that of a text: [time]"""
+        (time,) = shape
+        c = self._channels
+        attention = linear(c, 3 * c, time) + scaled_dot_product(c, time) + linear(c, c, time)
+        mlp = linear(c, 4 * c, time) + linear(4 * c, c, time)
+        segment = sum([attention + mlp] * self._layers, Work())
+        return [segment] * len(self.slots) + [linear(c, self._vocabulary, time)]
 
     def _initialise(self, layers: int) -> None:
         for module in self.modules():
