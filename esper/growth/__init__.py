@@ -1,5 +1,6 @@
 """Hosts that grow: seeds grafted, trained behind the host, blended, removed."""
 
+from esper.growth.export import Grown, export, load_grown
 from esper.growth.model import GrowingHost, Mode, Setting, Settings, seed_settings
 from esper.growth.optimizer import HOST, GrowthOptimizer, Schedule
 from esper.growth.seed import Seed
@@ -8,6 +9,7 @@ from esper.growth.snapshot import Snapshot, adopt, restore, snapshot
 __all__ = [
     "HOST",
     "GrowingHost",
+    "Grown",
     "GrowthOptimizer",
     "Mode",
     "Schedule",
@@ -16,6 +18,8 @@ __all__ = [
     "Settings",
     "Snapshot",
     "adopt",
+    "export",
+    "load_grown",
     "restore",
     "seed_settings",
     "snapshot",
