@@ -1,8 +1,12 @@
 """python -m esper.evaluate: compare controllers on the same episodes."""
 
-import json
+import os
+import platform
+import shlex
+import signal
 import sys
-from functools import partial
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +15,86 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from esper.config import CONF, build, build_environment, check, entry, grows
-from esper.controllers import Controller
+from esper.controllers import Entry, Learned, Schedule, random_entries
 from esper.data import DataError
-from esper.environment import Environment
-from esper.evaluation.runner import run_episodes
-from esper.evaluation.summary import summarise, table
-from esper.records import Writer, read
+from esper.environment import Environment, Start
+from esper.evaluation.arms import ARMS, USUALLY, Bench
+from esper.evaluation.conclude import conclude
+from esper.evaluation.played import Played
+from esper.evaluation.report import Source
+from esper.evaluation.runner import Job, play
+from esper.growth import export
+from esper.learners import Learner, as_trained, beside, load_learner, locate, named
+from esper.records import read
+from esper.resume import EVALUATION, overridden, prepared, save
+from esper.run import chosen_options, take_back
 from esper.seeding import derive
-from esper.telemetry import timeline
 
 WIDTH = 120  # columns of what is printed into a file
+PACKAGES = ("torch", "lightning", "hydra-core", "numpy")
 
 
-def build_controller(config: DictConfig, name: str, environment: Environment) -> Controller[Any]:
-    changes = {"actions": recorded_actions(config)} if name == "replay" else {}
-    controller: Controller[Any] = build(config.controller[name], space=environment.space, _partial_=False, **changes)
-    return controller
+def chosen_arms(config: DictConfig) -> list[str]:
+    """The arms that are asked for, and the reference if one of them is made from it."""
+    trained = config.ckpt is not None
+    asked = config.controllers
+    if asked is None:
+        arms = [*USUALLY, "ppo"] if trained else list(USUALLY)
+    elif asked == "all":
+        arms = [name for name, arm in ARMS.items() if trained or arm.after != "ckpt"]
+    else:
+        arms = [asked] if isinstance(asked, str) else list(asked)
+    for name in arms:
+        if name not in ARMS:
+            raise ValueError(f"controllers: {name} is unknown; there are {', '.join(ARMS)}, and all for all of them.")
+    needs = [
+        name for name in arms if ARMS[name].after == "reference" and not (name == "replay" and config.replay.records)
+    ]
+    if needs and reference_of(config) not in arms:
+        arms.append(reference_of(config))
+    return arms
+
+
+def reference_of(config: DictConfig) -> str:
+    return str(config.reference or ("ppo" if config.ckpt is not None else "schedule"))
+
+
+def check_arms(config: DictConfig) -> None:
+    """Refuse what cannot be compared, before anything is built."""
+    if not grows(config):
+        raise ValueError(f"environment: {config.environment._target_} grows no hosts; there is nothing to compare.")
+    if not isinstance(config.episodes, int) or config.episodes < 1:
+        raise ValueError(f"episodes={config.episodes}: must be a whole number of at least 1.")
+    if config.controllers is not None and not config.controllers:
+        raise ValueError(f"controllers=[]: must name at least one of {', '.join(ARMS)}, or be null or all.")
+    reference = reference_of(config)
+    if reference not in ARMS or ARMS[reference].after == "reference":
+        allowed = [name for name, arm in ARMS.items() if arm.after != "reference"]
+        raise ValueError(f"reference={reference}: must be one of {', '.join(allowed)}.")
+    arms = chosen_arms(config)
+    for name in arms:
+        if ARMS[name].after == "ckpt" and config.ckpt is None:
+            raise ValueError(f"ckpt=null: must name a checkpoint or a run's directory for the arm {name}.")
+    if config.episodes < 2:
+        for name in arms:
+            if name == "ppo_permuted" or (name == "replay" and not config.replay.records):
+                raise ValueError(f"episodes={config.episodes}: must be at least 2 for the arm {name}.")
+    if "best_open_loop" in arms and config.ckpt is None and config.schedules is None:
+        raise ValueError("schedules=null: must be a number for best_open_loop, where no ckpt says how many.")
+    if config.schedules is not None and (not isinstance(config.schedules, int) or config.schedules < 1):
+        raise ValueError(f"schedules={config.schedules}: must be a whole number of at least 1, or null.")
+    if "replay" in arms and config.replay.records:
+        recorded_actions(config)
+    for name in named(config.ckpt):
+        locate(name)
 
 
 def recorded_actions(config: DictConfig) -> list[dict[str, str]]:
     """The actions of the episode that is to be replayed."""
     path, line = config.replay.records, config.replay.line
-    if path is None:
-        raise ValueError("replay.records=null: must name an episodes.jsonl for the controller replay.")
     episodes = list(read(Path(path)))
     if not episodes:
         raise ValueError(f"replay.records={path}: holds no episodes.")
@@ -48,85 +106,192 @@ def recorded_actions(config: DictConfig) -> list[dict[str, str]]:
         raise ValueError(f"replay.records={path}: line {line} is no episode record.") from None
 
 
-def check_arms(config: DictConfig) -> None:
-    """Refuse what cannot be compared, before anything is built."""
-    if not grows(config):
-        raise ValueError(f"environment: {config.environment._target_} grows no hosts; there is nothing to compare.")
-    if config.episodes < 1 or not config.controllers:
-        raise ValueError(
-            f"episodes={config.episodes}, controllers={list(config.controllers)}: must be at least one each."
+class Evaluation:
+    """One comparison: what it plays, where it writes."""
+
+    def __init__(self, config: DictConfig, directory: Path) -> None:
+        check_arms(config)
+        check(config)
+        self.config, self.directory = config, directory
+        self.arms = chosen_arms(config)
+        self.environment: Environment = build_environment(config)
+        layout = self.environment.layout
+        self.learners: list[Learner] = [load_learner(name, layout) for name in named(config.ckpt)]
+        self.bench = Bench(
+            environment=self.environment,
+            seeds=[derive("evaluation", config.seed, index) for index in range(config.episodes)],
+            rule=lambda name: build(config.controller[name], space=self.environment.space, _partial_=False),
+            learners={learner.label: self._acting(learner) for learner in self.learners},
+            repeated=recorded_actions(config) if config.replay.records and "replay" in self.arms else None,
         )
-    for name in config.controllers:
-        if name not in config.controller:
-            raise ValueError(f"controllers: {name} is unknown; there are {', '.join(config.controller)}.")
-    if "replay" in config.controllers:
-        recorded_actions(config)
+        host = chosen_options().get("host", config.host._target_.rpartition(".")[2])
+        self.played = Played(directory / "episodes.jsonl", {"host": host, "config": plain(config)})
+
+    def _acting(self, learner: Learner) -> Learned:
+        learned: Learned = build(self.config.controller.ppo, policy=learner.policy, _partial_=False)
+        return learned
+
+    def play(self, progress: Progress) -> None:
+        """All arms: those that need nothing first, then those that are made from the reference's episodes."""
+        free = [name for name in self.arms if ARMS[name].after != "reference" and name != "best_open_loop"]
+        self._play(progress, self.played, [job for name in free for job in ARMS[name].jobs(self.bench)], test=True)
+        if "best_open_loop" in self.arms:
+            self.bench.timetable = self._search(progress)
+        seeds = set(self.bench.seeds)
+        self.bench.reference = [line for line in self.played.of(reference_of(self.config)) if line["seed"] in seeds]
+        rest = [name for name in self.arms if name not in free]
+        self._play(progress, self.played, [job for name in rest for job in ARMS[name].jobs(self.bench)], test=True)
+
+    def _search(self, progress: Progress) -> list[Entry]:
+        """The best of many random timetables, by what it came to on validation, on a seed of its own."""
+        space, steps = self.environment.space, self.environment.steps
+        count = self.config.schedules or max(learner.about["episodes"] for learner in self.learners)
+        seeds = [derive("timetable", self.config.seed, index) for index in range(count)]
+        tried = Played(self.directory / "search.jsonl", {})
+        jobs = [
+            Job("search", None, (seed,), Schedule(space, random_entries(space, steps, seed)), Start()) for seed in seeds
+        ]
+        self._play(progress, tried, jobs, test=False)
+        lines = [line for line in tried.lines if line["seed"] in set(seeds) and line["selection_score"] is not None]
+        best = max(lines, key=lambda line: line["selection_score"])
+        return random_entries(space, steps, best["seed"])
+
+    def _play(self, progress: Progress, played: Played, jobs: Sequence[Job], *, test: bool) -> None:
+        waiting = sum(len(job.seeds) for job in played.missing(jobs))
+        task = progress.add_task("", total=waiting * self.environment.steps)
+
+        def advance(some: Sequence[Job]) -> None:
+            names = ", ".join(dict.fromkeys(job.arm for job in some))
+            progress.update(task, advance=sum(len(job.seeds) for job in some), description=names)
+
+        played.play(self.environment, jobs, advance, test=test)
+        progress.remove_task(task)
+
+    def source(self, commands: Sequence[str]) -> Source:
+        """How the episodes came about, for whoever reads them later."""
+        trained = dict.fromkeys(str(learner.about["command"]) for learner in self.learners)
+        machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, device {self.config.device}"
+        return Source(
+            commands=list(dict.fromkeys([*trained, *commands])),
+            versions={
+                "esper": version("esper"),
+                "python": platform.python_version(),
+                **{name: version(name) for name in PACKAGES},
+                "machine": machine,
+            },
+            learners={learner.label: dict(learner.about) for learner in self.learners},
+            remarks=[*self.played.complaints, *self._timetable()],
+            reference=reference_of(self.config),
+        )
+
+    def _timetable(self) -> list[str]:
+        """What the search has found, in words."""
+        if "best_open_loop" not in self.arms or not self.played.of("best_open_loop"):
+            return []
+        entries = sorted(self.bench.timetable, key=lambda entry: entry.at)
+        told = "; ".join(f"{e.blueprint[0]} in {e.slot} at step {e.at:.0f}, blended by {e.blend}" for e in entries)
+        return [f"best_open_loop found this timetable: {told or 'nothing is grown'}."]
+
+    def export(self) -> Path:
+        """Play the episode that is meant once more, and keep the network it ends with."""
+        line = self._meant(self.config.export)
+        jobs = ARMS[line["controller"]].jobs(self.bench)
+        key = (line["controller"], line["learner"], line["seed"])
+        (job,) = [job for job in jobs if key in job.keys]
+        play(self.environment, [job], {}, lambda: None, test=False)
+        env, config = job.keys.index(key), self.config
+        arguments = {name: value for name, value in plain(config.host).items() if name != "_target_"}
+        told = ("controller", "learner", "seed", "score", "test_score", "validation_score", "parameters", "flops")
+        path = self.directory / "grown.pt"
+        export(
+            path,
+            self.environment.model(env),
+            self.environment.committed(env),
+            host={"target": config.host._target_, "arguments": arguments},
+            about={
+                **{name: line.get(name) for name in told},
+                "data": self.environment.data.preparation(),
+                "precision": str(config.environment.precision),
+            },
+        )
+        return path
+
+    def _meant(self, which: str | int) -> dict[str, Any]:
+        lines, seeds = self.played.lines, set(self.bench.seeds)
+        if isinstance(which, int):
+            if not 0 <= which < len(lines):
+                raise ValueError(f"export={which}: must be between 0 and {len(lines) - 1}.")
+            return lines[which]
+        mine = [line for line in lines if line["seed"] in seeds and line["controller"] in self.arms]
+        chosen = [line for line in mine if which in ("best", line["controller"])]
+        return max(chosen, key=lambda line: line["selection_score"] or float("-inf"))
 
 
-def evaluate(config: DictConfig, directory: Path, console: Console) -> dict[str, Any]:
-    """Run every controller on every episode; records, summary and picture go into `directory`."""
-    check_arms(config)
-    check(config)
-    rounds = -(-config.episodes // config.environment.envs)
-    environment = build_environment(config, -(-config.episodes // rounds))  # so that no round has idle environments
-    controllers = {name: build_controller(config, name, environment) for name in config.controllers}
-    seeds = [derive("evaluation", config.seed, index) for index in range(config.episodes)]
-    console.print(f"{environment.data.name}, {len(seeds)} episodes of {environment.steps} steps each -> {directory}")
-    finished: dict[str, list[dict[str, Any]]] = {}
-    writer = Writer(directory / "episodes.jsonl", fresh=True)
-    about = {"config": OmegaConf.to_container(config, resolve=True)}
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def plain(node: DictConfig) -> dict[str, Any]:
+    found = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(found, dict)
+    return {str(key): value for key, value in found.items()}
+
+
+def evaluate(config: DictConfig, directory: Path, console: Console, command: str = "") -> dict[str, Any]:
+    """Play every arm on every seed; records and report go into `directory`. Gives the figures of each arm."""
+    evaluation = Evaluation(config, directory)
+    environment, played = evaluation.environment, evaluation.played
+    arms = ", ".join(evaluation.arms)
+    console.print(
+        f"{environment.data.name}, {config.episodes} episodes of {environment.steps} steps for each of {arms}"
+    )
+    console.print(f"-> {directory}", soft_wrap=True)
+    for complaint in played.complaints:
+        console.print(complaint, soft_wrap=True)
+    if played.lines:
+        console.print(f"{len(played.lines)} episodes are there already")
+    columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     try:
-        with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True) as progress:
-            task = progress.add_task("", total=len(controllers) * rounds * environment.steps)
-            for name, controller in controllers.items():
-                progress.update(task, description=name)
-                advance = partial(progress.advance, task)
-                for line in run_episodes(environment, controller, seeds, {"controller": name, **about}, advance):
-                    writer.write(line)
-                    finished.setdefault(name, []).append(line)
+        with Progress(*columns, *times, console=console, transient=True) as progress:
+            evaluation.play(progress)
+        if config.export is not None:
+            path = evaluation.export()
+            console.print(f"grown network: esper.growth.load_grown({str(path)!r})", soft_wrap=True)
     except KeyboardInterrupt:
-        console.print("interrupted; what is finished is kept")
+        console.print("interrupted; what is finished is kept; go on with")
+        console.print(f"  python -m esper.evaluate resume={directory}", soft_wrap=True)
     finally:
-        writer.close()
         environment.close()
-    summaries = {name: summarise(episodes) for name, episodes in finished.items()}
-    if summaries:
-        conclude(config, directory, console, environment, finished, summaries)
-    return summaries
-
-
-def conclude(
-    config: DictConfig,
-    directory: Path,
-    console: Console,
-    environment: Environment,
-    finished: dict[str, list[dict[str, Any]]],
-    summaries: dict[str, Any],
-) -> None:
-    """Table, JSON and picture."""
-    title = f"score [95 % interval] on {environment.data.name}: test points - ln(parameters / host parameters)"
-    console.print(table(summaries, title))
-    result = {"data": environment.data.name, "seed": config.seed, "controllers": summaries}
-    (directory / "evaluation.json").write_text(json.dumps(result, indent=2))
-    median = {name: sorted(lines, key=lambda line: line["score"])[len(lines) // 2] for name, lines in finished.items()}
-    titled = {
-        f"{name}: test {line['test_score']:.1f}, {line['parameters']:,.0f} parameters": line
-        for name, line in median.items()
-    }
-    timeline(titled).savefig(directory / "timeline.png", dpi=130)
-    console.print(f"{directory}/episodes.jsonl, evaluation.json, timeline.png (the median episode of each)")
+    return conclude(played.lines, evaluation.source([command] if command else []), directory, console)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="evaluate")
 def main(config: DictConfig) -> None:
     torch.set_num_threads(1)  # environments run in threads of their own
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    running = HydraConfig.get()
+    directory, overrides = Path(running.runtime.output_dir), list(running.overrides.task)
+    resumed = config.resume is not None
     try:
-        console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-        evaluate(config, Path(HydraConfig.get().runtime.output_dir), console)
+        if resumed:
+            config, changes = overridden(config, directory, EVALUATION)
+            for change in changes:
+                console.print(f"changed     {change}", soft_wrap=True)
+        else:
+            config = as_trained(config, overrides, named(config.ckpt))
+        save(config, directory, overrides)
+        evaluate(config, directory, console, f"python {shlex.join(sys.orig_argv[1:])}")
     except (ValueError, DataError) as error:
+        if not resumed:
+            take_back(directory)
         sys.exit(str(error))
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    try:
+        sys.argv[1:] = prepared(beside(sys.argv[1:]), EVALUATION)
+    except ValueError as error:
+        sys.exit(str(error))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     entry(main, "evaluate")
+
+
+if __name__ == "__main__":
+    cli()

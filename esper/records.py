@@ -10,12 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from esper.environment import Environment, Reason, Step
-from esper.lifecycle import ActionSpace, Stage
+from esper.lifecycle import ActionSpace, Blend, Rules, Stage, legal
 
-VERSION = 1
+VERSION = 2
 MEASURED = (
     "train_loss", "train_accuracy", "loss", "accuracy", "score", "gradient_norm", "health", "parameters", "flops",
 )  # fmt: skip
+NEEDED = ("controller", "seed", "data", "slots", "fossils", "host_parameters", "parameters", "flops", "score")
 MEASURED_BY_SLOT = ("contribution", "progress", "seed_gradient_norm", "seed_health", "promise")
 
 
@@ -24,6 +25,7 @@ class EpisodeLog:
     """Gathers one round: N episodes that run side by side."""
 
     space: ActionSpace
+    rules: Rules
     seeds: list[int]
     steps: list[list[dict[str, Any]]] = field(init=False)
 
@@ -32,8 +34,10 @@ class EpisodeLog:
 
     def add(self, action: Tensor, step: Step) -> None:
         """A step of all episodes."""
+        may = legal(step.record.before, self.space, self.rules).op.tolist()
         for env in range(len(self.seeds)):
-            self.steps[env].append(self._one(env, action.cpu()[env], step))
+            ops = [op.name for op, there in zip(self.space.ops, may[env], strict=True) if there]
+            self.steps[env].append({"legal": ops, **self._one(env, action.cpu()[env], step)})
 
     def _one(self, env: int, action: Tensor, step: Step) -> dict[str, Any]:
         record = step.record
@@ -80,15 +84,25 @@ def _number(value: float) -> float | None:
 
 def episode(environment: Environment, log: EpisodeLog, env: int, about: Mapping[str, Any]) -> dict[str, Any]:
     """One finished episode as plain data; `about` says whose and of what."""
-    steps = log.steps[env]
+    steps, slots = log.steps[env], environment.view.slots
     count = [stage for step in steps for stages in step["entered"] for stage in stages]
+    sizes = [step["parameters"] for step in steps]
     return {
         "version": VERSION,
         **about,
         "seed": log.seeds[env],
         "data": environment.data.name,
         "slots": list(environment.space.slots),
+        "fossils": {
+            name: [environment.space.blueprints[int(blueprint)], Blend(int(blend)).name]
+            for name, stage, blueprint, blend in zip(
+                environment.space.slots, slots.stage[env], slots.blueprint[env], slots.blend[env], strict=True
+            )
+            if stage == Stage.FOSSILIZED
+        },
         "host_parameters": int(environment.view.host_parameters[env]),
+        "parameters_peak": max(sizes),
+        "parameters_mean": sum(sizes) / len(sizes),
         "return": _number(sum(math.nan if step["reward"] is None else step["reward"] for step in steps)),
         "fossilized": count.count(Stage.FOSSILIZED.name),
         "pruned": count.count(Stage.PRUNED.name),
@@ -110,8 +124,9 @@ class Writer:
                 file.truncate(whole.rfind(b"\n") + 1)
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+    def write(self, *lines: Mapping[str, Any]) -> None:
+        """At one stroke, so that what belongs together is there together."""
+        self._file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
         self._file.flush()
 
     def close(self) -> None:
@@ -119,14 +134,46 @@ class Writer:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The episodes of a file; a last line that was cut off while it was written is left out."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}).") from error
-    for number, line in enumerate(lines[:-1], 1):
+    """The lines of a file; a last line that was cut off while it was written is left out."""
+    for number, line in enumerate(_text(path).split("\n")[:-1], 1):
         try:
             found = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}: line {number} is no episode record.") from error
         yield found
+
+
+def salvage(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The episodes of a file that can be read, and a sentence for each line that cannot."""
+    episodes, complaints = [], []
+    *lines, rest = _text(path).split("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            found = json.loads(line)
+            wrong = _flaw(found)
+        except json.JSONDecodeError:
+            wrong = "is no JSON"
+        if wrong is None:
+            episodes.append(found)
+        else:
+            complaints.append(f"{path}: line {number} {wrong}; it is left out.")
+    if rest:
+        complaints.append(f"{path}: line {len(lines) + 1} was cut off; it is left out.")
+    return episodes, complaints
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")  # what is no text is no JSON either
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def _flaw(found: object) -> str | None:
+    """Why something is no episode record of this version; None if it is one."""
+    if not isinstance(found, dict) or not isinstance(found.get("steps"), list):
+        return "is no episode record"
+    if found.get("version") != VERSION:
+        return f"is an episode record of version {found.get('version')}, not {VERSION}"
+    missing = [key for key in NEEDED if key not in found]
+    return f"is an episode record without {', '.join(missing)}" if missing else None

@@ -1,7 +1,8 @@
-"""Going on with a run: where it is, and its configuration with what was said anew."""
+"""Going on with a run or an evaluation: where it is, and its configuration with what was said anew."""
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,54 +11,87 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from esper.config import compose_config
 
 OUTPUTS = Path("outputs")
-KEPT = ("seed", "name")  # a resumed run cannot change them and be the same run
 
 
-def prepared(arguments: Sequence[str]) -> list[str]:
+@dataclass(frozen=True)
+class Kind:
+    """What can be resumed.
+
+    Arguments:
+        config: the name of its configuration
+        word: for it
+        file: in its directory, that shows it has begun
+        keys: which of its configuration's keys cannot change, or if `free`, which alone can
+    """
+
+    config: str
+    word: str
+    file: str
+    keys: tuple[str, ...]
+    free: bool
+
+    def may_change(self, key: str) -> bool:
+        named = any(key == name or key.startswith(f"{name}.") for name in self.keys)
+        return named == self.free
+
+    def is_one(self, directory: Path) -> bool:
+        path = directory / ".hydra" / "config.yaml"
+        if not path.is_file():
+            return False
+        return ("controllers" in OmegaConf.load(path)) == (self is EVALUATION)
+
+
+RUN = Kind("run", "run", "checkpoints", ("seed", "name"), free=False)
+EVALUATION = Kind(
+    "evaluate",
+    "evaluation",
+    "episodes.jsonl",
+    ("controllers", "episodes", "ckpt", "reference", "schedules", "replay", "export", "environment.envs",
+     "environment.threads"),
+    free=True,
+)  # fmt: skip
+
+
+def prepared(arguments: Sequence[str], kind: Kind = RUN) -> list[str]:
     """The command line as Hydra should see it.
 
     `debug=...` comes last, so that it wins over an experiment. A resumed run goes on in its own directory, with the
     overrides it was started with before those that are typed now.
     """
-    rest = [argument for argument in arguments if _key(argument) != "debug"]
-    debug = [f"+{argument.lstrip('+')}" for argument in arguments if _key(argument) == "debug"]
-    wanted = [argument.partition("=")[2] for argument in rest if _key(argument) == "resume"]
+    rest = [argument for argument in arguments if key_of(argument) != "debug"]
+    debug = [f"+{argument.lstrip('+')}" for argument in arguments if key_of(argument) == "debug"]
+    wanted = [argument.partition("=")[2] for argument in rest if key_of(argument) == "resume"]
     if not wanted or wanted[-1] in ("null", ""):
         return rest + debug
     if {"-m", "--multirun"} & set(rest):
-        raise SystemExit(f"resume={wanted[-1]}: goes on with one run; it cannot be given to a sweep.")
-    directory = find(wanted[-1])
+        raise SystemExit(f"resume={wanted[-1]}: goes on with one {kind.word}; it cannot be given to a sweep.")
+    directory = find(wanted[-1], kind)
     earlier = overrides_of(directory)
-    typed = [argument for argument in rest if _key(argument) != "resume"]
+    typed = [argument for argument in rest if key_of(argument) != "resume"]
     for argument in (*typed, *debug):
-        if _key(argument) in ("experiment", "debug") and argument not in earlier:
-            raise SystemExit(f"{argument}: a resumed run stays the run it is; leave it out.")
-    anew = {_key(argument) for argument in typed}
-    kept = [override for override in earlier if _key(override) not in anew]
+        if key_of(argument) in ("experiment", "debug") and argument not in earlier:
+            raise SystemExit(f"{argument}: a resumed {kind.word} stays what it is; leave it out.")
+    anew = {key_of(argument) for argument in typed}
+    kept = [override for override in earlier if key_of(override) not in anew]
     quoted = str(directory).replace("'", "\\'")
     return [*kept, *typed, f"resume='{quoted}'", f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"]
 
 
-def _key(override: str) -> str:
+def key_of(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
-def find(name: str) -> Path:
-    """The directory of the run that is meant."""
+def find(name: str, kind: Kind = RUN) -> Path:
+    """The directory that is meant."""
     if name != "latest":
         directory = Path(name)
-        if not _is_run(directory):
-            raise SystemExit(f"resume={name}: is no directory of a run; it has no .hydra/config.yaml of one.")
+        if not kind.is_one(directory):
+            raise SystemExit(f"resume={name}: is no directory of a {kind.word}; it has no .hydra/config.yaml of one.")
         return directory
-    runs = [path.parent for path in OUTPUTS.glob("**/checkpoints") if _is_run(path.parent)]
-    if not runs:
-        raise SystemExit(f"resume=latest: there is no run under {OUTPUTS}/ here.")
-    return max(runs, key=lambda run: (run / "checkpoints").stat().st_mtime_ns)
-
-
-def _is_run(directory: Path) -> bool:
-    path = directory / ".hydra" / "config.yaml"
-    return path.is_file() and "rounds" in OmegaConf.load(path)
+    begun = [path for path in OUTPUTS.glob(f"**/{kind.file}") if kind.is_one(path.parent)]
+    if not begun:
+        raise SystemExit(f"resume=latest: there is no {kind.word} under {OUTPUTS}/ here.")
+    return max(begun, key=lambda path: path.stat().st_mtime_ns).parent
 
 
 def overrides_of(directory: Path) -> list[str]:
@@ -69,19 +103,20 @@ def overrides_of(directory: Path) -> list[str]:
     return [str(override) for override in found] if isinstance(found, list) else []
 
 
-def overridden(typed: DictConfig, directory: Path) -> tuple[DictConfig, list[str]]:
-    """The run's configuration with what was typed now, and how it differs.
+def overridden(typed: DictConfig, directory: Path, kind: Kind = RUN) -> tuple[DictConfig, list[str]]:
+    """The saved configuration with what was typed now, and how it differs.
 
-    `typed` is composed from all overrides, earlier and new; what the new ones change in it, they change in the run's.
+    `typed` is composed from all overrides, earlier and new; what the new ones change in it, they change in the saved.
     """
     saved = OmegaConf.load(directory / ".hydra" / "config.yaml")
     assert isinstance(saved, DictConfig)
-    before, after = flat(compose_config("run", overrides_of(directory))), flat(typed)
+    before, after = flat(compose_config(kind.config, overrides_of(directory))), flat(typed)
     after["resume"] = before["resume"] = None
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-    for key in KEPT:
-        if key in changed:
-            raise ValueError(f"{key}={after[key]}: a resumed run keeps its {key}={before[key]}.")
+    for key in changed:
+        if not kind.may_change(key):
+            value = after.get(key)
+            raise ValueError(f"{key}={value}: a resumed {kind.word} keeps its {key}={before.get(key)}.")
     with open_dict(saved):
         for key in (key for key in changed if key not in after):
             parent, leaf = _highest_gone(key, after)
@@ -105,7 +140,7 @@ def _highest_gone(key: str, there: Mapping[str, Any]) -> tuple[str, str]:
 
 def save(config: DictConfig, directory: Path, overrides: Sequence[str]) -> None:
     """So that the next resume knows what was changed by this one."""
-    kept = [override for override in overrides if _key(override) != "resume"]
+    kept = [override for override in overrides if key_of(override) != "resume"]
     for name, content in (("config", OmegaConf.to_yaml(config)), ("overrides", OmegaConf.to_yaml(kept))):
         path = directory / ".hydra" / f"{name}.yaml"
         unfinished = path.with_suffix(".part")

@@ -9,8 +9,8 @@ import esper
 
 PACKAGE = Path(esper.__file__).parent
 ROOMS = (
-    "seeding", "lifecycle", "blueprints", "hosts", "growth", "data", "environment", "rewards", "controllers", "ppo",
-    "records", "telemetry", "evaluation", "config", "gym", "resume", "run", "evaluate", "report",
+    "seeding", "work", "lifecycle", "blueprints", "hosts", "growth", "data", "environment", "rewards", "controllers",
+    "ppo", "records", "telemetry", "evaluation", "config", "gym", "resume", "learners", "run", "evaluate", "report",
 )  # fmt: skip
 FREE_OF_HYDRA = ROOMS[: ROOMS.index("config")]
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -1,27 +1,35 @@
 """Who decides about growth."""
 
+from esper.controllers.chance import Chance, fitted_rates
 from esper.controllers.controller import Controller
 from esper.controllers.distribution import Factored, Logits
+from esper.controllers.fragrow import Fragrow
 from esper.controllers.heuristic import Heuristic
-from esper.controllers.learned import Choice, Learned, Recollection
+from esper.controllers.learned import Choice, Learned, Permuted, Recollection
 from esper.controllers.network import Policy, State
-from esper.controllers.simple import Chance, Nothing, Replay, Schedule
+from esper.controllers.schedule import Entry, Schedule, random_entries
+from esper.controllers.simple import Nothing, Replay
 from esper.controllers.statistics import Moments, RunningStatistics
 
 __all__ = [
     "Chance",
     "Choice",
     "Controller",
+    "Entry",
     "Factored",
+    "Fragrow",
     "Heuristic",
     "Learned",
     "Logits",
     "Moments",
     "Nothing",
+    "Permuted",
     "Policy",
     "Recollection",
     "Replay",
     "RunningStatistics",
     "Schedule",
     "State",
+    "fitted_rates",
+    "random_entries",
 ]

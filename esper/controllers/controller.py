@@ -15,6 +15,8 @@ Memory = TypeVar("Memory")
 class Controller(Protocol[Memory]):
     """Decides for all environments. It keeps nothing itself: what it remembers goes through its caller."""
 
+    flops: int  # of a decision in one environment; rules are taken for free
+
     def begin(self, seeds: Sequence[int]) -> Memory:
         """The memory with which episodes of these seeds start; all chance of an episode follows from its own seed."""
 

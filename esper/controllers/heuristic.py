@@ -43,6 +43,8 @@ class Heuristic:
             second each step, and is skipped while it owes the third or more
     """
 
+    flops = 0
+
     def __init__(
         self,
         space: ActionSpace,

@@ -42,6 +42,7 @@ class Learned:
     def __init__(self, policy: Policy, *, greedy: bool) -> None:
         self._policy, self._greedy = policy, greedy
         self._draws = noise_width(policy.layout)
+        self.flops = policy.flops
 
     def begin(self, seeds: Sequence[int]) -> Recollection:
         return Recollection(self._policy.begin(len(seeds)), [generator("action noise", seed) for seed in seeds])
@@ -65,3 +66,25 @@ class Learned:
             action = distribution.sample(noise.to(device, non_blocking=True))
         choice = Choice(action, distribution.log_prob(action), output.value.squeeze(1), inputs, base, slots)
         return choice, Recollection(output.state, memory.noise)
+
+
+class Permuted:
+    """A learned controller that is shown what goes on in its neighbour's episode; only what is legal is its own.
+
+    What it loses by that is what it owes to looking.
+    """
+
+    def __init__(self, learned: Learned) -> None:
+        self._learned = learned
+        self.flops = learned.flops
+
+    def begin(self, seeds: Sequence[int]) -> Recollection:
+        if len(seeds) < 2:
+            raise ValueError("ppo_permuted: must have at least two episodes to show one what goes on in the other.")
+        return self._learned.begin(seeds)
+
+    def act(self, observation: Inputs, memory: Recollection) -> tuple[Tensor, Recollection]:
+        base, slots, blueprints = (
+            part.roll(1, 0) for part in (observation.base, observation.slots, observation.blueprints)
+        )
+        return self._learned.act(Inputs(base, slots, blueprints, observation.masks), memory)

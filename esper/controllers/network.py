@@ -105,6 +105,18 @@ class Policy(nn.Module):
         if compile is not None:
             self.compile(mode=None if compile == "default" else compile, dynamic=True, fullgraph=False)
 
+    @property
+    def flops(self) -> int:
+        """Of one decision: the products of its linear layers and of its memory."""
+        slots = len(self.layout.slots)
+        times = {"slot": slots} | {
+            head: slots * len(users) for head, users in self.layout.users.items() if head not in ("op", "slot")
+        }
+        once = [self.features, self.critic, *(head for name, head in self.heads.items() if name not in times)]
+        total = sum(_weights(part) for part in once) + slots * _weights(self.slot)
+        total += sum(count * _weights(self.heads[name]) for name, count in times.items() if name in self.heads)
+        return 2 * (total + (0 if self.memory is None else _weights(self.memory)))
+
     def begin(self, envs: int) -> State:
         """The state in which every episode starts."""
         zeros = torch.zeros(self.sizes["layers"], envs, self.sizes["hidden"], device=self.norm.weight.device)
@@ -179,6 +191,11 @@ class Policy(nn.Module):
             if name.startswith("bias_ih"):
                 quarter = len(weight) // 4  # gates are packed input, forget, cell, output; bias_hh would add to this
                 nn.init.constant_(weight[quarter : 2 * quarter], forget_bias)
+
+
+def _weights(module: nn.Module) -> int:
+    """Numbers in its matrices; a forward pass multiplies and adds each once."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim == 2)
 
 
 def _mlp(width: int, inner: int, outputs: int) -> nn.Sequential:

@@ -1,7 +1,7 @@
 """Data on the device: CIFAR-10, TinyStories and synthetic stand-ins, in three splits, as streams of batches."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ class Data(Protocol):
     def size(self, split: str) -> int: ...
 
     def stream(self, batch: int, generator: torch.Generator | None) -> Stream: ...
+
+    def preparation(self) -> dict[str, Any]:
+        """How a host's inputs are made, as plain data, for whoever takes a network home."""
 
     def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +96,11 @@ class ImageData:
 
     def size(self, split: str) -> int:
         return len(self.splits[split])
+
+    def preparation(self) -> dict[str, Any]:
+        """Images averaged down to `resolution`, each channel from 0 to 255, less its mean, over its deviation."""
+        scale = {"mean": self._mean.tolist(), "std": self._std.tolist()}
+        return {"name": self.name, "kind": self.kind, "resolution": self.resolution, "classes": self.classes, **scale}
 
     @property
     def options(self) -> int:

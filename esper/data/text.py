@@ -6,7 +6,7 @@ import pickle
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -88,6 +88,11 @@ class TextData:
     def size(self, split: str) -> int:
         """How many blocks; each is predicted from the token before it on."""
         return (len(self.splits[split]) - 1) // self.block_size
+
+    def preparation(self) -> dict[str, Any]:
+        """Text as tokens, at most `block_size`; `esper.data.tokens.from_state` makes the tokenizer from its state."""
+        sizes = {"block_size": self.block_size, "vocabulary": self.vocabulary}
+        return {"name": self.name, "kind": self.kind, **sizes, "tokenizer": self.tokenizer.state()}
 
     @property
     def options(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -12,7 +12,7 @@ from esper.data import Data
 from esper.environment.flops import Costs
 from esper.environment.governor import Governor, Reason
 from esper.environment.host_run import PRECISIONS, HostRun, Plan, RunOptions
-from esper.environment.ledger import Ledger
+from esper.environment.ledger import Ledger, batches_for
 from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, View, first_view, next_view, observe
 from esper.environment.record import Measured, StepRecord, rated
 from esper.environment.start import Start, planted
@@ -196,6 +196,17 @@ class Environment:
             "score": self.data.score("test", found[:, 0], found[:, 1]),
         }
 
+    def spent(self) -> dict[str, Tensor]:
+        """FLOPs of the episodes so far by what they went into: float64 [envs] each, in total the measured `flops`."""
+        return {part: flops.clone() for part, flops in self._ledger.spent.items()}
+
+    def batches_for(self, flops: float, fossils: Mapping[str, tuple[str, str]]) -> int:
+        """`Start.batches` with which an episode with such fossils from the start, and no more, costs about `flops`."""
+        planted([Start(fossils=fossils)], self.space)  # refuses what does not exist
+        validated = self.data.size("validation")
+        sizes = {"steps": self.steps, "batch": self._options.batch, "validated": validated}
+        return batches_for(flops, fossils, self._costs, **sizes)
+
     def outcome(self) -> dict[str, Tensor]:
         """What the episodes have come to so far, by what was validated: figures [envs]."""
         now, growth = self._view.now, self._view.now.parameters / self._view.host_parameters
@@ -213,6 +224,14 @@ class Environment:
         phases = {name: sum(run.seconds[name] for run in self._runs) / self._threads for name in ("train", "measure")}
         samples = len(self._runs) * self._view.step * self._options.batches * self._options.batch
         return {**phases, "samples": float(samples)}
+
+    def committed(self, env: int) -> dict[str, Setting]:
+        """How the seeds that are fossils take part; no others do."""
+        return self._committed(env, self._slots)
+
+    def seconds(self, env: int) -> float:
+        """What one episode has taken so far of its thread's time."""
+        return sum(self._runs[env].seconds.values())
 
     def close(self) -> None:
         if self._pool is not None:

@@ -4,7 +4,8 @@ Adding a feature is one entry in BASE or PER_SLOT. -1 stands for "not yet seen" 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +58,27 @@ class Observation(Inputs):
     """What a controller is given. Networks read the inputs; hand-written rules may read the view."""
 
     view: View
+
+    def rows(self, index: slice) -> "Observation":
+        """What is seen of some environments."""
+        return _rows(self, index)
+
+
+T = TypeVar("T")
+
+
+def _rows(values: T, index: slice) -> T:
+    """A dataclass of tensors [envs, ...], with only some of the environments."""
+    changed: dict[str, object] = {}
+    for field in fields(values):  # type: ignore[arg-type]  # T is a dataclass
+        value = getattr(values, field.name)
+        if isinstance(value, Tensor):
+            changed[field.name] = value[index]
+        elif isinstance(value, dict):
+            changed[field.name] = {name: part[index] for name, part in value.items()}
+        elif is_dataclass(value):
+            changed[field.name] = _rows(value, index)
+    return replace(values, **changed)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)

@@ -1,53 +1,113 @@
-"""Run controllers on the same episodes."""
+"""Play episodes of several arms side by side."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import torch
+from torch import nn
+
 from esper.controllers import Controller
-from esper.environment import Environment, rated
+from esper.environment import Environment, Start, rated
 from esper.records import EpisodeLog, episode, plain
 
-
-def run_round(
-    environment: Environment, controller: Controller[Any], seeds: Sequence[int], on_step: Callable[[], None]
-) -> tuple[EpisodeLog, float]:
-    """N whole episodes side by side, and the seconds they took."""
-    started = time.perf_counter()
-    observation, memory = environment.reset(seeds), controller.begin(seeds)
-    log = EpisodeLog(environment.space, list(seeds))
-    for _ in range(environment.steps):
-        action, memory = controller.act(observation, memory)
-        step = environment.step(action)
-        log.add(action, step)
-        observation = step.observation
-        on_step()
-    return log, time.perf_counter() - started
+Key = tuple[str, str | None, int]  # arm, learner, seed
 
 
-def run_episodes(
+@dataclass(frozen=True)
+class Job:
+    """Episodes of an arm that are played together, mostly a single one."""
+
+    arm: str
+    learner: str | None  # which trained controller the arm is, or is made from
+    seeds: tuple[int, ...]
+    controller: Controller[Any]
+    start: Start
+
+    @property
+    def keys(self) -> list[Key]:
+        return [(self.arm, self.learner, seed) for seed in self.seeds]
+
+
+def rounds(jobs: Sequence[Job], width: int) -> Iterator[list[Job]]:
+    """Jobs in order, as many at a time as have room in `width` environments; the rounds are of about equal size."""
+    lanes = sum(len(job.seeds) for job in jobs)
+    size = -(-lanes // max(1, -(-lanes // width))) if lanes else width
+    batch: list[Job] = []
+    for job in jobs:
+        if batch and sum(len(other.seeds) for other in batch) + len(job.seeds) > size:
+            yield batch
+            batch = []
+        batch.append(job)
+    if batch:
+        yield batch
+
+
+def play(
     environment: Environment,
-    controller: Controller[Any],
-    seeds: Sequence[int],
+    jobs: Iterable[Job],
     about: Mapping[str, Any],
     on_step: Callable[[], None],
-) -> Iterator[dict[str, Any]]:
-    """Each seed's episode, with its score on the test split, as plain data; `seeds` fill the environments in turn."""
-    width = environment.envs
-    for start in range(0, len(seeds), width):
-        chunk = list(seeds[start : start + width])
-        padded = chunk + chunk[:1] * (width - len(chunk))  # idle environments repeat the first, and are not recorded
-        log, seconds = run_round(environment, controller, padded, on_step)
-        test, view = environment.test(), environment.view
-        score = rated(test["score"], view.now.parameters / view.host_parameters)
-        for env in range(len(chunk)):
-            final = {
-                "test_loss": plain(test["loss"][env]),
-                "test_accuracy": plain(test["accuracy"][env]),
-                "test_score": plain(test["score"][env]),
-                "score": plain(score[env]),
-                "parameters": plain(view.now.parameters[env]),
-                "flops": plain(view.now.flops[env]),
-                "seconds": seconds / width,
+    *,
+    test: bool,
+) -> list[dict[str, Any]]:
+    """The episodes of some jobs, all side by side, as plain data; with `test`, they end on the test split."""
+    chosen = list(jobs)
+    seeds = [seed for job in chosen for seed in job.seeds]
+    observation = environment.reset(seeds, [job.start for job in chosen for _ in job.seeds])
+    memories = [job.controller.begin(job.seeds) for job in chosen]
+    edges = torch.tensor([0, *(len(job.seeds) for job in chosen)]).cumsum(0).tolist()
+    lanes = [slice(first, last) for first, last in pairwise(edges)]
+    thinking = [0.0] * len(chosen)
+    log = EpisodeLog(environment.space, environment.rules, seeds)
+    for _ in range(environment.steps):
+        actions = []
+        for index, job in enumerate(chosen):  # each by itself, so that no episode depends on its neighbours
+            began = time.perf_counter()
+            action, memories[index] = job.controller.act(observation.rows(lanes[index]), memories[index])
+            actions.append(action.cpu())
+            thinking[index] += time.perf_counter() - began
+        step = environment.step(torch.cat(actions))
+        log.add(torch.cat(actions), step)
+        observation = step.observation
+        on_step()
+    found = _ends(environment, test)
+    lines = []
+    for index, job in enumerate(chosen):
+        for env in range(lanes[index].start, lanes[index].stop):
+            passes = job.controller.flops * environment.steps
+            spent = {**{name: plain(part[env]) for name, part in environment.spent().items()}, "controller": passes}
+            own = {
+                "controller": job.arm,
+                "learner": job.learner,
+                **{name: plain(values[env]) for name, values in found.items()},
+                "flops": sum(spent.values()),
+                "spent": spent,
+                "seconds": environment.seconds(env) + thinking[index] / len(job.seeds),
+                "embedding_parameters": _embeddings(environment.model(env).host),
             }
-            yield episode(environment, log, env, {**about, **final})
+            lines.append(episode(environment, log, env, {**about, **own}))
+    return lines
+
+
+def _ends(environment: Environment, test: bool) -> dict[str, torch.Tensor]:
+    """What the episodes came to: figures [envs]; `score` is what they are compared by."""
+    outcome = environment.outcome()
+    found = {
+        "validation_score": outcome["validation_score"],
+        "selection_score": outcome["score"],  # by which one may choose
+        "score": outcome["score"],
+        "parameters": environment.view.now.parameters,
+    }
+    if test:
+        tested = environment.test()
+        found |= {f"test_{name}": values for name, values in tested.items()}
+        found["score"] = rated(tested["score"], outcome["growth"])
+    return found
+
+
+def _embeddings(host: nn.Module) -> int:
+    """Parameters of a host's embeddings, which language models are compared without."""
+    return sum(module.weight.numel() for module in host.modules() if isinstance(module, nn.Embedding))

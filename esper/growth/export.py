@@ -6,17 +6,18 @@ The file is a dictionary that torch loads with `weights_only=True`:
 |---|---|
 | format, version | what the file is |
 | host | `target`, the dotted name of its class, and `arguments`, the keyword arguments it was built with |
-| seeds | those that take part, in the order of their slots: `slot`, `blueprint`, `blend` and `alpha` of each |
+| seeds | those that take part, in the order of their slots: slot, blueprint, blend and alpha of each |
 | weights | parameters and buffers of the folded network by name, on the CPU; tied ones share their memory |
 | about | whatever else there is to say, above all how inputs are prepared |
 """
 
 import os
 import pickle
-import pkgutil
 import zipfile
 import zlib
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +96,7 @@ def export(
         "version": VERSION,
         "host": _plain("host", host),
         "seeds": [
-            {
-                "slot": slot,
-                "blueprint": model.seed(slot).blueprint,
-                "blend": model.seed(slot).blend.name,
-                "alpha": float(alphas[slot]),
-            }
-            for slot in grown.seeds
+            [slot, model.seed(slot).blueprint, model.seed(slot).blend.name, float(alphas[slot])] for slot in grown.seeds
         ],
         "weights": _copied(_tensors(grown)),
         "about": _plain("about", about),
@@ -193,7 +188,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _rebuilt(contents: dict[str, Any], path: Path) -> Grown:
     try:
         target, arguments = contents["host"]["target"], dict(contents["host"]["arguments"])
-        seeds = {s["slot"]: (s["blueprint"], Blend[s["blend"]], float(s["alpha"])) for s in contents["seeds"]}
+        seeds = {slot: (kind, Blend[blend], float(alpha)) for slot, kind, blend, alpha in contents["seeds"]}
         weights, about = dict(contents["weights"]), dict(contents["about"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: its entries are not those of a grown network ({error!r}).") from None
@@ -219,13 +214,21 @@ def _rebuilt(contents: dict[str, Any], path: Path) -> Grown:
 
 
 def _host_class(target: str, path: Path) -> type[Host]:
-    try:
-        found = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: its host {target} cannot be imported ({_inner(error)}).") from None
+    module, _, name = target.rpartition(".")
+    found = getattr(import_module(module), name, None) if _is_there(module) else None
+    if found is None:
+        raise ValueError(f"{path}: its host {target} is not there to be imported.")
     if not (isinstance(found, type) and issubclass(found, Host)):
         raise ValueError(f"{path}: its host {target} is no subclass of esper.hosts.Host.")
     return found
+
+
+def _is_there(module: str) -> bool:
+    """Whether a module can be found, under each of its packages in turn."""
+    parts = module.split(".")
+    return all(part.isidentifier() for part in parts) and all(
+        find_spec(".".join(parts[:count])) is not None for count in range(1, len(parts) + 1)
+    )
 
 
 def _fill(module: nn.Module, weights: dict[str, Tensor], path: Path) -> None:

@@ -1,6 +1,6 @@
 """How the policy learns."""
 
-from esper.ppo.checkpoint import LAST, AtomicIO, Checkpoints, restore
+from esper.ppo.checkpoint import LAST, AtomicIO, Checkpoints, read_checkpoint, restore
 from esper.ppo.collector import Collector, Rounds, StoppedError, Watcher, World
 from esper.ppo.gae import gae
 from esper.ppo.module import PPO, Counters, DivergedError
@@ -25,5 +25,6 @@ __all__ = [
     "Watcher",
     "World",
     "gae",
+    "read_checkpoint",
     "restore",
 ]

@@ -42,7 +42,7 @@ class AtomicIO(TorchCheckpointIO):
         unfinished.replace(target)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint as plain data; nothing in it is ever executed."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -71,7 +71,7 @@ def fits(found: dict[str, Any], module: PPO, path: Path) -> None:
 
 def restore(module: PPO, path: Path) -> dict[str, Any]:
     """Bring a module to where a checkpoint was saved; what callbacks have saved is given back."""
-    found = read(path)
+    found = read_checkpoint(path)
     fits(found, module, path)
     module.load_state_dict(found["state_dict"])
     module.optimizer_state = found["optimizer_states"][0]

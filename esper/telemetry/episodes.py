@@ -27,7 +27,7 @@ class Episodes:
         self.latest: dict[str, list[dict[str, Any]]] = {}
 
     def round_begins(self, kind: str, seeds: Sequence[int], steps: int) -> None:
-        self._log = EpisodeLog(self._environment.space, list(seeds))
+        self._log = EpisodeLog(self._environment.space, self._environment.rules, list(seeds))
 
     def step_done(self, action: Tensor, step: Step) -> None:
         self._log.add(action, step)

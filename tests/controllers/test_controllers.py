@@ -1,13 +1,28 @@
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import build
-from esper.controllers import Chance, Controller, Replay
+from esper.controllers import (
+    Chance,
+    Controller,
+    Learned,
+    Permuted,
+    Replay,
+    Schedule,
+    fitted_rates,
+    random_entries,
+)
+from esper.controllers.fragrow import interval
 from esper.environment import Environment, StepRecord
 from esper.lifecycle import Op, Stage
 from esper.records import named
+from tests.controllers.nets import draws, layout, policy, random_inputs
 from tests.environment_kit import config, environment
 
 
@@ -165,3 +180,99 @@ def test_a_replayed_action_that_is_not_legal_becomes_wait() -> None:
     env = environment(envs=1)
     steps = run(env, Replay(env.space, [{"op": "FOSSILIZE", "slot": "block1"}]), [4])
     assert {action["op"] for (action,), _ in steps} == {Op.WAIT.name}
+
+
+def test_rates_draw_only_what_has_one_and_wait_where_nothing_has() -> None:
+    env = environment(envs=1)
+    never_germinates = run(env, Chance(env.space, {"WAIT": 1.0, "PRUNE": 5.0}), [3])
+    assert {action["op"] for (action,), _ in never_germinates} == {"WAIT"}
+    eager = run(env, Chance(env.space, {"GERMINATE": 1.0}), [3])
+    ops = [action["op"] for (action,), _ in eager]
+    assert ops[:3] == ["GERMINATE"] * 3  # three slots
+    assert set(ops[3:]) <= {"WAIT", "GERMINATE"}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sets(st.sampled_from("abc"), min_size=1).map(lambda ops: ops | {"wait"}), st.integers(0, 3)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_fitted_rates_choose_each_op_as_often_as_it_was_chosen(seen: list[tuple[set[str], int]]) -> None:
+    choices = [(sorted(legal), sorted(legal)[index % len(legal)]) for legal, index in seen]
+    rates = fitted_rates(choices)
+    for op in {op for legal, _ in choices for op in legal}:
+        expected = sum(
+            rates.get(op, 0.0) / sum(rates.get(other, 0.0) for other in legal) for legal, _ in choices if op in legal
+        )
+        taken = sum(chosen == op for _, chosen in choices)
+        assert expected == pytest.approx(taken, abs=0.15)  # exact in the limit
+
+
+def test_what_is_rarely_legal_gets_a_higher_rate_to_be_chosen_as_often() -> None:
+    """`keep` is legal in a fifth of the steps and taken in all of these; `wait` and `grow` share the others."""
+    choices = (
+        [(("wait", "grow", "keep"), "keep")] * 2 + [(("wait", "grow"), "wait")] * 4 + [(("wait", "grow"), "grow")] * 4
+    )
+    rates = fitted_rates(choices)
+    assert rates["wait"] == pytest.approx(rates["grow"])
+    assert rates["keep"] > 20 * rates["wait"]
+
+
+def test_the_interval_of_fragrow_grows_with_the_gap() -> None:
+    assert interval(4.0, 10.0) == pytest.approx(5.0)  # half of the longest at a gap of four points
+    assert interval(0.0, 10.0) == pytest.approx(10 / (1 + 2.718281828**4))
+    assert interval(100.0, 10.0) == pytest.approx(10.0)
+    assert interval(-1e4, 10.0) == pytest.approx(0.0)
+
+
+def test_fragrow_fills_slots_while_the_host_generalises_and_keeps_what_it_grows() -> None:
+    env = environment("environment.steps=20", envs=1)
+    steps = run(env, controller("fragrow", env), [1])
+    used = [(index, action) for index, ((action,), _) in enumerate(steps) if action["op"] == "GERMINATE"]
+    assert used[0] == (1, {"op": "GERMINATE", "slot": "block1", "blueprint": "conv_light", "blend": "ADD"})
+    assert [action["slot"] for _, action in used] == ["block1", "block2", "block3"]
+    assert int((steps[-1][1].after.stage == Stage.FOSSILIZED).sum()) == 3
+    late = run(env, controller("fragrow", env, latest=0.0), [1])
+    assert {action["op"] for (action,), _ in late} == {"WAIT"}
+
+
+def test_random_timetables_follow_their_seed_and_cover_what_there_is() -> None:
+    env = environment()
+    assert random_entries(env.space, 10, 3) == random_entries(env.space, 10, 3)
+    drawn = [random_entries(env.space, 10, seed) for seed in range(200)]
+    assert {len(entries) for entries in drawn} == {0, 1, 2, 3}
+    for entries in drawn:
+        assert len({entry.slot for entry in entries}) == len(entries)
+        Schedule(env.space, entries)  # accepts them
+    every = [entry for entries in drawn for entry in entries]
+    assert {entry.at for entry in every} == set(range(10))
+    assert {name for entry in every for name in entry.blueprint} == set(env.space.blueprints)
+    assert {entry.blend for entry in every} == {"ADD", "MULTIPLY", "GATED"}
+
+
+def test_a_permuted_policy_sees_its_neighbour_but_obeys_its_own_masks() -> None:
+    of = layout()
+    learned = Learned(policy(of), greedy=True)
+    inputs = random_inputs(of, 4, draws())
+    swapped = replace(inputs, base=inputs.base.roll(1, 0), slots=inputs.slots.roll(1, 0),
+                      blueprints=inputs.blueprints.roll(1, 0))  # fmt: skip
+    shown, _ = Permuted(learned).act(inputs, Permuted(learned).begin([1, 2, 3, 4]))
+    expected, _ = learned.act(swapped, learned.begin([1, 2, 3, 4]))
+    assert torch.equal(shown, expected)
+    with pytest.raises(ValueError, match="must have at least two episodes"):
+        Permuted(learned).begin([1])
+
+
+@pytest.mark.parametrize("actions", ["core", "full"])
+def test_a_decision_costs_what_torch_counts(actions: str) -> None:
+    """torch does not count the LSTM, whose products are those of its matrices with one vector each."""
+    of = layout(actions)
+    without = policy(of, layers=0)
+    inputs = random_inputs(of, 1, draws())
+    with FlopCounterMode(display=False) as counter:
+        learned = Learned(without, greedy=True)
+        learned.act(inputs, learned.begin([1]))
+    assert without.flops == counter.get_total_flops()
+    assert policy(of, layers=1).flops == without.flops + 2 * (4 * 16 * 16 + 4 * 16 * 16)

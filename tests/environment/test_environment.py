@@ -265,7 +265,7 @@ def test_a_step_before_reset_or_after_the_end_is_refused() -> None:
 
 def test_episode_records_survive_the_round_trip(tmp_path) -> None:  # type: ignore[no-untyped-def]
     env = environment()
-    log = EpisodeLog(env.space, [1, 2])
+    log = EpisodeLog(env.space, env.rules, [1, 2])
     controller = Chance(env.space)
     observation, memory = env.reset([1, 2]), controller.begin([1, 2])
     for _ in range(10):

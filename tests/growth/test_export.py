@@ -202,12 +202,7 @@ def test_precision_and_memory_format_come_back(
 def test_a_file_is_plain_data_on_the_cpu(topology: str, files: Mapping[str, Path]) -> None:
     found = torch.load(files[topology], weights_only=True)
     assert found["host"] == HOSTS[topology]
-    assert found["seeds"][3] == {
-        "slot": grown(topology)[0].host.slots[3].name,
-        "blueprint": "norm",
-        "blend": "ADD",
-        "alpha": 0.5,
-    }
+    assert found["seeds"][3] == [grown(topology)[0].host.slots[3].name, "norm", "ADD", 0.5]
     assert {tensor.device.type for tensor in found["weights"].values()} == {"cpu"}
     assert load_grown(files[topology]).about == ABOUT
 
@@ -317,9 +312,10 @@ def described(target: str, **arguments: object) -> dict[str, object]:
 WRONG: dict[str, dict[str, object]] = {
     "has version 2": {"version": 2},
     r"its entries are not those of a grown network \(KeyError\('target'\)\)": {"host": {}},
-    r"its entries are not those of a grown network \(KeyError\('blueprint'\)\)": {"seeds": [{"slot": "block1"}]},
-    "its host esper.hosts.Nothing cannot be imported": described("esper.hosts.Nothing"),
-    "its host nowhere.Host cannot be imported": described("nowhere.Host"),
+    r"its entries are not those of a grown network \(ValueError": {"seeds": [["block1", "norm", "ADD"]]},
+    "its host esper.hosts.Nothing is not there to be imported": described("esper.hosts.Nothing"),
+    "its host nowhere.Host is not there": described("nowhere.Host"),
+    "its host Host is not there": described("Host"),
     "its host torch.nn.Linear is no subclass of esper.hosts.Host": described("torch.nn.Linear"),
     "its host os.getcwd is no subclass of esper.hosts.Host": described("os.getcwd"),
     r"cannot be built from its arguments \(host.blocks=1: must": described(
@@ -327,7 +323,7 @@ WRONG: dict[str, dict[str, object]] = {
     ),
     r"cannot be built from its arguments \(.*'depth'\)": described("esper.hosts.CNNHost", **CNN, depth=1),
     r"its seed in attic cannot be built \(slot=attic: CNNHost has no such slot": {
-        "seeds": [{"slot": "attic", "blueprint": "norm", "blend": "ADD", "alpha": 1.0}]
+        "seeds": [["attic", "norm", "ADD", 1.0]]
     },
     r"weights do not fit .* is host.segments.5.1.bias": described("esper.hosts.CNNHost", **CNN | {"classes": 11}),
     "weights do not fit .* is host.segments.0.1.weight": {"weights": {}},

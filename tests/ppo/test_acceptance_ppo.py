@@ -13,7 +13,7 @@ from esper.controllers import Choice, Factored, Learned, Policy
 from esper.lifecycle import HEAD_NAMES, Masks, causal
 from esper.ppo import PPO, Rollout, checkpoint, gae, restore
 from esper.ppo import module as learning
-from esper.ppo.checkpoint import LAST, read
+from esper.ppo.checkpoint import LAST, read_checkpoint
 from esper.ppo.losses import LOG_RATIO_BOUND, surrogate, value_loss
 from esper.ppo.module import VERSION, Tally
 from esper.ppo.update import Counts, Figures, Targets, piece, prepare
@@ -444,7 +444,7 @@ def test_every_version_of_checkpoints_is_written_down() -> None:
 
 def test_another_width_of_features_or_memory_is_refused(tmp_path: Path) -> None:
     run(tmp_path, rounds=1)
-    assert read(tmp_path / LAST)["esper"]["layout"]["base"] == 4
+    assert read_checkpoint(tmp_path / LAST)["esper"]["layout"]["base"] == 4
     for key in ("base", "slot"):
         world = Locks()
         world.layout = replace(world.layout, **{key: 9})
@@ -476,7 +476,7 @@ def test_the_mode_of_compilation_is_saved_and_a_restored_policy_has_its_own(
     asked: list[Any] = []
     monkeypatch.setattr(Policy, "compile", lambda self, **options: asked.append(options["mode"]))
     run(tmp_path, rounds=1, net={"compile": "max-autotune"})
-    assert read(tmp_path / LAST)["esper"]["compile"] == "max-autotune"
+    assert read_checkpoint(tmp_path / LAST)["esper"]["compile"] == "max-autotune"
     fresh = learner(Locks(), net={"compile": "max-autotune"})
     restore(fresh, tmp_path / LAST)
     assert asked == ["max-autotune", "max-autotune"]
@@ -490,11 +490,11 @@ def test_a_checkpoints_weights_are_let_go_once_they_are_loaded(tmp_path: Path, m
     held: list[Any] = []
 
     def watched(path: Path) -> dict[str, Any]:
-        found = read(path)
+        found = read_checkpoint(path)
         held.extend(weakref.ref(value) for value in found["state_dict"].values())
         return found
 
-    monkeypatch.setattr(checkpoint, "read", watched)
+    monkeypatch.setattr(checkpoint, "read_checkpoint", watched)
     fresh = learner(Locks(), seed=9)
     restore(fresh, tmp_path / LAST)
     gc.collect()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.ppo import AtomicIO, Checkpoints, Collector, restore
-from esper.ppo.checkpoint import BEST, LAST, read
+from esper.ppo.checkpoint import BEST, LAST, read_checkpoint
 from tests.ppo.worlds import Locks, learner, trainer
 
 
@@ -29,7 +29,7 @@ def plain(value: object) -> bool:
 
 def test_a_checkpoint_is_plain_data_and_says_what_it_is(tmp_path: Path) -> None:
     module = run(tmp_path)
-    found = read(tmp_path / LAST)
+    found = read_checkpoint(tmp_path / LAST)
     assert plain({key: value for key, value in found.items() if key != "state_dict"})
     about = found["esper"]
     assert about["version"] == 1
@@ -54,7 +54,7 @@ def test_a_restored_module_is_where_the_saved_one_was(tmp_path: Path) -> None:
 
 def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
     run(tmp_path, rounds=4)
-    best, last = read(tmp_path / BEST), read(tmp_path / LAST)
+    best, last = read_checkpoint(tmp_path / BEST), read_checkpoint(tmp_path / LAST)
     assert last["esper"]["counters"]["rounds"] == 4
     assert best["esper"]["counters"]["rounds"] <= 4
     state = next(iter(last["callbacks"].values()))
@@ -70,26 +70,26 @@ def test_a_kill_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
         AtomicIO().save_checkpoint({"esper": {"version": 1}}, tmp_path / LAST)
-    assert read(tmp_path / LAST)["esper"]["counters"]["rounds"] == 1
+    assert read_checkpoint(tmp_path / LAST)["esper"]["counters"]["rounds"] == 1
 
 
 def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no checkpoint"):
-        read(tmp_path / "none.ckpt")
+        read_checkpoint(tmp_path / "none.ckpt")
     (tmp_path / "noise.ckpt").write_bytes(b"not a checkpoint at all")
     with pytest.raises(ValueError, match="no checkpoint that can be read"):
-        read(tmp_path / "noise.ckpt")
+        read_checkpoint(tmp_path / "noise.ckpt")
     run(tmp_path, rounds=1)
     whole = (tmp_path / LAST).read_bytes()
     (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="cut off"):
-        read(tmp_path / "cut.ckpt")
+        read_checkpoint(tmp_path / "cut.ckpt")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     with pytest.raises(ValueError, match="not of esper"):
-        read(tmp_path / "foreign.ckpt")
+        read_checkpoint(tmp_path / "foreign.ckpt")
     torch.save({"esper": {"version": 99}}, tmp_path / "newer.ckpt")
     with pytest.raises(ValueError, match="version 99; this esper reads 1 to 1"):
-        read(tmp_path / "newer.ckpt")
+        read_checkpoint(tmp_path / "newer.ckpt")
 
 
 def test_code_in_a_checkpoint_is_never_executed(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_code_in_a_checkpoint_is_never_executed(tmp_path: Path) -> None:
 
     torch.save({"esper": {"version": 1}, "trap": Trap()}, tmp_path / "trap.ckpt")
     with pytest.raises(ValueError, match="no checkpoint that can be read"):
-        read(tmp_path / "trap.ckpt")
+        read_checkpoint(tmp_path / "trap.ckpt")
     assert not (tmp_path / "trapped").exists()
 
 

@@ -1,0 +1,102 @@
+"""What arms cost, and what they grew."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from esper.evaluation.document import Block, Table, Text
+from esper.evaluation.results import Results, Task
+from esper.lifecycle import Op, Stage
+
+PARTS = ("training", "isolated", "validation", "probes", "controller")
+SIZES = {"final": "parameters", "peak": "parameters_peak", "mean": "parameters_mean"}
+
+
+def books(task: Task, learners: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+    """FLOPs by what they went into, parameters over time, and what the controllers' own training cost."""
+    rows = []
+    for name, results in task.arms.items():
+        lines = list(results.lines.values())
+        spent = [_mean(line.get("spent", {}).get(part) for line in lines) for part in PARTS]
+        cells = [_gflops(flops) for flops in (*spent, _mean(line["flops"] for line in lines))]
+        sizes = [_shown(_mean(line[key] for line in lines), "{:,.0f}") for key in SIZES.values()]
+        rows.append([name, *cells, *sizes])
+    header = ("arm", *PARTS, "all GFLOPs", *(f"{title} parameters" for title in SIZES))
+    blocks: list[Block] = [
+        Table(header, rows),
+        Text(
+            "Means over episodes, in GFLOPs. Training is forward and backward of the host and of seeds that are "
+            "blended in; isolated is what seeds cost while they train behind the host; seeds that were pruned stay "
+            "charged. Peak and mean parameters are over the steps of an episode, undecided seeds included."
+        ),
+    ]
+    if task.text:
+        inside = _mean(line.get("embedding_parameters") for line in task.lines())
+        blocks.append(Text(f"Of these parameters, {_shown(inside, '{:,.0f}')} are embeddings of the host."))
+    rows = [
+        [
+            label,
+            str(about.get("rounds", "-")),
+            str(about.get("episodes", "-")),
+            _shown(about.get("gflops"), "{:,.0f}"),
+            _shown(about.get("seconds"), "{:,.0f}"),
+            str(about.get("trained_on", "-")),
+        ]
+        for label, about in learners.items()
+        if any(label in results.learners for results in task.arms.values())
+    ]
+    if rows:
+        header = ("trained controller", "rounds", "episodes", "GFLOPs", "seconds", "trained on")
+        blocks += [Text("The controllers' own training, which no episode above is charged for:"), Table(header, rows)]
+    return blocks
+
+
+def use(task: Task) -> list[Block]:
+    """Seeds by blueprint and by slot: how many an episode germinated, kept and pruned, and when the first came."""
+    by_blueprint = [row for name, results in task.arms.items() for row in _by_blueprint(name, results)]
+    slots = list(next(iter(task.lines()))["slots"])
+    by_slot = []
+    for name, results in task.arms.items():
+        lines = list(results.lines.values())
+        kept = [_mean(slot in line["fossils"] for line in lines) for slot in slots]
+        first = [step for step in map(_first, lines) if step is not None]
+        by_slot.append([name, *(f"{share:.2f}" for share in kept), _shown(_mean(first), "{:.1f}")])
+    tables: list[Block] = []
+    if by_blueprint:
+        tables.append(Table(("arm", "blueprint", "germinated", "fossilised", "pruned"), by_blueprint))
+    header = ("arm", *(f"fossil in {slot}" for slot in slots), "step of the first germination")
+    tables.append(Table(header, by_slot))
+    return [*tables, Text("Means over episodes; arms that begin with fossils germinate none.")]
+
+
+def _by_blueprint(name: str, results: Results) -> list[list[str]]:
+    lines = list(results.lines.values())
+    counts: dict[str, list[int]] = {}
+    for line in lines:
+        for step in line["steps"]:
+            for blueprint, entered in zip(step["blueprint"], step["entered"], strict=True):
+                if blueprint is not None:
+                    found = counts.setdefault(blueprint, [0, 0, 0])
+                    for index, stage in enumerate((Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)):
+                        found[index] += stage.name in entered
+    ordered = sorted(counts.items(), key=lambda item: -item[1][0])
+    return [[name, blueprint, *(f"{count / len(lines):.2f}" for count in found)] for blueprint, found in ordered]
+
+
+def _first(line: Mapping[str, Any]) -> int | None:
+    return next((index for index, s in enumerate(line["steps"]) if s["action"]["op"] == Op.GERMINATE.name), None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """None where any is not measured, or there are none."""
+    found = list(values)
+    return None if not found or None in found else float(np.mean([value for value in found if value is not None]))
+
+
+def _gflops(flops: float | None) -> str:
+    return _shown(None if flops is None else flops / 1e9, "{:,.2f}")
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,76 @@
+"""What is left of finished episodes: a table on the screen, a report, and the figures as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from esper.evaluation.document import write
+from esper.evaluation.report import Source, picked, report, verdict
+from esper.evaluation.results import FIGURES, Task, shared, sort
+from esper.evaluation.statistics import difference
+
+
+def conclude(
+    lines: Sequence[Mapping[str, Any]], source: Source, directory: Path, console: Console
+) -> dict[str, dict[str, Any]]:
+    """Write report.md, report.html and evaluation.json, and print the tables; gives each task's figures by arm."""
+    tasks, remarks = sort(lines)
+    if not tasks:
+        console.print("there are no finished episodes to report")
+        return {}
+    source = replace(source, remarks=list(dict.fromkeys([*source.remarks, *remarks])))
+    for task in tasks:
+        console.print(_table(task, picked(task, source.reference)))
+    for remark in remarks:
+        console.print(remark, soft_wrap=True)
+    found = {task.title: _figures(task, picked(task, source.reference)) for task in tasks}
+    written = {**asdict(source), "tasks": found}
+    (directory / "evaluation.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
+    paths = write(directory, *report(tasks, source))
+    console.print(f"{directory}/{', '.join(path.name for path in paths)}, evaluation.json", soft_wrap=True)
+    return found
+
+
+def _figures(task: Task, main: str) -> dict[str, Any]:
+    """Of each arm: how many episodes, the figures of the results table, and how the reference compares with it."""
+    found: dict[str, Any] = {}
+    for name, results in task.arms.items():
+        figures = {title: results.figure(title) for title in FIGURES}
+        found[name] = {"controllers": len(results.learners), "seeds": len(results.seeds)}
+        found[name] |= {title: None if figure is None else asdict(figure) for title, figure in figures.items()}
+        mine, theirs = shared([task.arms[main]], [results])
+        if name != main and mine:
+            gap = difference(mine, theirs)
+            told = verdict(gap, mine[0].shape[1])
+            found[name]["compared"] = {"reference": main, **asdict(gap), "reference_is": told}
+    return found
+
+
+def _table(task: Task, main: str) -> Table:
+    """One row for each arm, best first."""
+    title = f"{task.title}: interquartile means [95 % intervals], and {main} less each arm on the same seeds"
+    shown = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    for column in ("arm", "episodes", *FIGURES, f"{main} - arm"):
+        shown.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
+    rows = []
+    for name, results in task.arms.items():
+        cells = []
+        for title, (_, form, _) in FIGURES.items():
+            figure = results.figure(title)
+            cells.append("-" if figure is None else form.format(figure.value))
+            if figure is not None and title == "score":
+                cells[-1] += f" [{form.format(figure.low)}, {form.format(figure.high)}]"
+        mine, theirs = shared([task.arms[main]], [results])
+        gap = difference(mine, theirs) if name != main and mine else None
+        told = "" if gap is None else f"{gap.value:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
+        score = results.figure("score")
+        rows.append((0 if score is None else -score.value, [name, str(len(results.lines)), *cells, told]))
+    for _, row in sorted(rows, key=lambda item: item[0]):
+        shown.add_row(*row)
+    return shown

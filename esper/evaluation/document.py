@@ -1,0 +1,138 @@
+"""A report as Markdown and as one HTML file, from the same blocks."""
+
+import base64
+import html
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+DPI = 110
+FIGURE = re.compile(r"[-+\d.,x\[\] ]*")  # numbers, factors, intervals, or nothing
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `code` and **bold** are marked as in Markdown."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of figures are aligned to the right, those of words to the left."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def figures(self) -> list[bool]:
+        """Which columns hold nothing but figures."""
+        return [all(FIGURE.fullmatch(row[column]) for row in self.rows) for column in range(len(self.header))]
+
+
+@dataclass(frozen=True)
+class Picture:
+    name: str  # of its file
+    figure: Figure
+    caption: str
+
+
+@dataclass(frozen=True)
+class Code:
+    lines: Sequence[str]
+
+
+Block = Text | Table | Picture | Code
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: Sequence[Block]
+
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto; padding: 0 1em }
+h1 { font-size: 1.6em } h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid #ddd }
+table { border-collapse: collapse; font-size: 13px; display: block; overflow-x: auto; margin: 1em 0 }
+th, td { padding: .25em .7em; text-align: left; border-bottom: 1px solid #eee; vertical-align: top }
+th { border-bottom: 2px solid #999 } .figure { text-align: right; white-space: nowrap }
+img { max-width: 100% } figure { margin: 1em 0 } figcaption { color: #555; font-size: 13px }
+pre { background: #f6f6f6; padding: .7em; overflow-x: auto; font-size: 13px } code { background: #f6f6f6 }
+"""
+
+
+def write(directory: Path, title: str, sections: Sequence[Section]) -> list[Path]:
+    """report.md with its pictures beside it, and report.html with them inside."""
+    pictures = {block.name: _png(block.figure) for s in sections for block in s.blocks if isinstance(block, Picture)}
+    folder = directory / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in pictures.items():
+        (folder / f"{name}.png").write_bytes(content)
+    texts = {"report.md": _markdown(title, sections), "report.html": _html(title, sections, pictures)}
+    for name, text in texts.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    return [directory / name for name in texts]
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def _markdown(title: str, sections: Sequence[Section]) -> str:
+    parts = [f"# {title}"]
+    for section in sections:
+        parts.append(f"## {section.title}")
+        for block in section.blocks:
+            match block:
+                case Text(words):
+                    parts.append(words)
+                case Code(lines):
+                    parts.append("\n".join(["```sh", *lines, "```"]))
+                case Picture(name, _, caption):
+                    parts.append(f"![{caption}](pictures/{name}.png)\n\n{caption}")
+                case Table(header, rows):
+                    ruler = ["---:" if figure else "---" for figure in block.figures]
+                    cells = [[cell.replace("|", "\\|") for cell in row] for row in (header, ruler, *rows)]
+                    parts.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
+    return "\n\n".join(parts) + "\n"
+
+
+def _html(title: str, sections: Sequence[Section], pictures: dict[str, bytes]) -> str:
+    parts = [f"<h1>{html.escape(title)}</h1>"]
+    for section in sections:
+        parts.append(f"<h2>{html.escape(section.title)}</h2>")
+        parts += [_block(block, pictures) for block in section.blocks]
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{chr(10).join(parts)}\n</body></html>\n'
+
+
+def _block(block: Block, pictures: dict[str, bytes]) -> str:
+    match block:
+        case Text(words):
+            return f"<p>{_inline(words)}</p>"
+        case Code(lines):
+            return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+        case Picture(name, _, caption):
+            data = base64.b64encode(pictures[name]).decode()
+            image = f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
+            return f"<figure>{image}<figcaption>{_inline(caption)}</figcaption></figure>"
+        case Table(header, rows):
+            kinds = [' class="figure"' if figure else "" for figure in block.figures]
+            top, *body = (
+                "".join(f"<{tag}{kind}>{_inline(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+                for tag, row in [("th", header), *(("td", row) for row in rows)]
+            )
+            lines = "\n".join(f"<tr>{row}</tr>" for row in body)
+            return f"<table><thead><tr>{top}</tr></thead><tbody>\n{lines}\n</tbody></table>"
+
+
+def _inline(words: str) -> str:
+    marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(words, quote=False))
+    return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", marked)

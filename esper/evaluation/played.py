@@ -1,0 +1,55 @@
+"""The episodes of an evaluation: read where it goes on, written as they are finished, played where they are missing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from esper.environment import Environment
+from esper.evaluation.runner import Job, Key, play, rounds
+from esper.records import Writer, salvage
+
+
+class Played:
+    """Episodes in a file.
+
+    Arguments:
+        path: of the file; what is in it is not played again
+        about: plain data for every new line
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self._path, self._about = path, about
+        self.lines: list[dict[str, Any]] = []
+        self.complaints: list[str] = []
+        if path.exists():
+            self.lines, self.complaints = salvage(path)
+
+    def of(self, arm: str) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["controller"] == arm]
+
+    def missing(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of which any episode has not been played."""
+        done = self._done()
+        return [job for job in jobs if not done.issuperset(job.keys)]
+
+    def play(
+        self, environment: Environment, jobs: Sequence[Job], on_step: Callable[[Sequence[Job]], None], *, test: bool
+    ) -> None:
+        """Play what is missing, round after round; each is written as soon as it is over."""
+        writer = Writer(self._path)
+        try:
+            for some in rounds(self.missing(jobs), environment.envs):
+                found = play(environment, some, self._about, lambda some=some: on_step(some), test=test)  # type: ignore[misc]
+                done = self._done()
+                new = [line for line in found if _key(line) not in done]
+                writer.write(*new)
+                self.lines += new
+        finally:
+            writer.close()
+
+    def _done(self) -> set[Key]:
+        return {_key(line) for line in self.lines}
+
+
+def _key(line: Mapping[str, Any]) -> Key:
+    return line["controller"], line["learner"], line["seed"]

@@ -1,0 +1,224 @@
+"""What finished episodes say, section by section."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from esper.evaluation.arms import ARMS
+from esper.evaluation.books import books, use
+from esper.evaluation.controls import controls
+from esper.evaluation.document import Block, Code, Picture, Section, Table, Text
+from esper.evaluation.pictures import frontier, profiles
+from esper.evaluation.results import FIGURES, Results, Task, shared
+from esper.evaluation.statistics import DRAWS, Estimate, difference, improvement
+from esper.telemetry import timeline
+
+COLUMNS = 4  # episodes side by side in a picture
+FACTOR = "{:.2f}x"
+ENOUGH = 6  # seeds; fewer agree by chance in more than one case of twenty
+UNDECIDED = "no difference can be told"
+
+
+@dataclass(frozen=True)
+class Source:
+    """How episodes came about, as their directories tell."""
+
+    commands: Sequence[str] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    learners: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    remarks: Sequence[str] = ()  # what could not be read, or is not as usual
+    reference: str | None = None  # the arm that the others are compared with; None picks one
+
+
+def report(tasks: Sequence[Task], source: Source) -> tuple[str, list[Section]]:
+    """The title and all sections."""
+    chosen = {task.title: picked(task, source.reference) for task in tasks}
+    title = "esper: " + "; ".join(dict.fromkeys(task.name for task in tasks))
+    sections = [Section("The question", _question(tasks, chosen))]
+    for number, task in enumerate(tasks):
+        with_name = "" if len(tasks) == 1 else f"{task.title}: "
+        main = chosen[task.title]
+        parts: dict[str, list[Block]] = {
+            "results": _results(task),
+            "paired differences": _differences(task, main),
+            "cost against score": [
+                Picture(
+                    f"frontier{number}",
+                    frontier(task.arms),
+                    "Interquartile means, 95 % intervals on both axes: score against parameters, and against FLOPs.",
+                )
+            ],
+            "performance profile": [
+                Picture(
+                    f"profile{number}",
+                    profiles(task.arms),
+                    "Share of episodes that score above each value, 95 % bands.",
+                )
+            ],
+            "median episodes": _timelines(task, number),
+            "what was grown": use(task),
+            "negative controls": controls(task),
+            "accounting": books(task, source.learners),
+        }
+        sections += [Section(f"{with_name}{name}".capitalize(), blocks) for name, blocks in parts.items() if blocks]
+    if len(tasks) > 1:
+        sections.append(Section("All tasks together", _together(tasks, chosen)))
+    return title, [*sections, Section("Protocol", _protocol(tasks, source))]
+
+
+def picked(task: Task, wanted: str | None) -> str:
+    """The arm that others are compared with: the one that is wanted, else the learned one, else the first there is."""
+    return next((name for name in (wanted, "ppo", "schedule") if name in task.arms), next(iter(task.arms)))
+
+
+def interval(figure: Estimate | None, form: str) -> str:
+    if figure is None:
+        return "-"
+    return f"{form.format(figure.value)} [{form.format(figure.low)}, {form.format(figure.high)}]"
+
+
+def verdict(gap: Estimate, seeds: int) -> str:
+    """A win is claimed only where the interval excludes zero, and chance would seldom let all seeds agree."""
+    if seeds < ENOUGH or not gap.excludes_zero:
+        return UNDECIDED
+    return "better" if gap.value > 0 else "worse"
+
+
+def _question(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
+    blocks: list[Block] = [
+        Text(
+            "Does growth as one controller decides it beat other ways to spend the same steps of training, per "
+            "parameter and per FLOP? All arms see the same episode seeds: the same initial weights, data order and "
+            "augmentation; only the decision about growth differs."
+        )
+    ]
+    for task in tasks:
+        main = chosen[task.title]
+        told: dict[str, list[str]] = {}
+        for name, other in task.arms.items():
+            ours, theirs = shared([task.arms[main]], [other])
+            if name != main and ours:
+                told.setdefault(verdict(difference(ours, theirs), ours[0].shape[1]), []).append(name)
+        words = {"better": "scores above", "worse": "scores below", UNDECIDED: "cannot be told from"}
+        found = "; ".join(f"{words[kind]} {', '.join(told[kind])}" for kind in words if kind in told)
+        blocks.append(Text(f"**{task.title}: {main} {found or 'stands alone'}.**"))
+    return blocks
+
+
+def _results(task: Task) -> list[Block]:
+    rows = []
+    for name, results in sorted(task.arms.items(), key=lambda item: -(_value(item[1], "score"))):
+        played = f"{len(results.learners)} x {len(results.seeds)}"
+        cells = [interval(results.figure(title), form) for title, (_, form, _) in FIGURES.items()]
+        rows.append([name, played, *cells])
+    what = "-100 x bits per byte" if task.text else "accuracy in points"
+    note = (
+        f"Score = {what} on the {task.split} split - ln(parameters / host parameters), of the host with its "
+        "fossilised seeds. Interquartile means with 95 % bootstrap intervals. Episodes are controllers x seeds; "
+        "GFLOPs hold training, validation, probes and the controller's own passes; seconds are those of one core."
+    )
+    return [Table(("arm", "episodes", *FIGURES), rows), Text(note)]
+
+
+def _value(results: Results, title: str) -> float:
+    figure = results.figure(title)
+    return float("-inf") if figure is None else figure.value
+
+
+def _differences(task: Task, main: str) -> list[Block]:
+    ours, rows = task.arms[main], []
+    for name, other in task.arms.items():
+        mine, theirs = shared([ours], [other])
+        if name == main or not mine:
+            continue
+        gap = difference(mine, theirs)
+        factors = [FACTOR.format(_value(ours, title) / _value(other, title)) for title in ("parameters", "GFLOPs")]
+        chance = improvement(mine, theirs)
+        seeds = mine[0].shape[1]
+        told = [interval(gap, "{:+.2f}"), interval(chance, "{:.2f}"), *factors, verdict(gap, seeds)]
+        rows.append([f"{main} - {name}", str(seeds), *told])
+    if not rows:
+        return []
+    header = ("comparison", "seeds", "score difference", "P(improvement)", "parameters", "FLOPs", f"{main} is")
+    words = (
+        "Differences are taken on the same seed; interquartile mean with a 95 % interval. P(improvement) is the "
+        "probability that an episode scores above one of the other arm (Mann-Whitney). Parameters and FLOPs are "
+        f"factors: what {main} has over what the other has."
+    )
+    count = len(ours.learners)
+    unit = (
+        f"The unit is the trained controller, of which there are {count}: intervals draw controllers and seeds anew."
+        if count > 1
+        else "Intervals draw seeds anew; they say nothing of controllers that were trained another time."
+    )
+    return [Table(header, rows), Text(f"{words} {unit if main == 'ppo' else ''}".strip())]
+
+
+def _timelines(task: Task, number: int) -> list[Block]:
+    titled = {
+        f"{name}: {line['score']:.1f}, {line['parameters']:,.0f} parameters": line
+        for name, line in ((name, results.median()) for name, results in task.arms.items())
+    }
+    names, blocks = list(titled), []
+    for start in range(0, len(names), COLUMNS):
+        some = {name: titled[name] for name in names[start : start + COLUMNS]}
+        caption = (
+            "The median episode of each arm: validation score, and slots x steps coloured by stage, alpha as a line."
+        )
+        blocks.append(Picture(f"timeline{number}_{start // COLUMNS}", timeline(some), caption))
+    return list(blocks)
+
+
+def _together(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
+    """Differences over all tasks that have both arms and are scored alike."""
+    if len({task.text for task in tasks}) > 1 or len({task.split for task in tasks}) > 1:
+        return [Text("The tasks are not scored alike, so that their scores are not put together.")]
+    rows = []
+    main = chosen[tasks[0].title]
+    for name in dict.fromkeys(name for task in tasks for name in task.arms):
+        having = [task for task in tasks if name in task.arms and main in task.arms]
+        mine, theirs = shared([task.arms[main] for task in having], [task.arms[name] for task in having])
+        if name != main and len(mine) > 1:
+            gap = difference(mine, theirs)
+            chance = improvement(mine, theirs)
+            seeds = sum(scores.shape[1] for scores in mine)
+            cells = (interval(gap, "{:+.2f}"), interval(chance, "{:.2f}"), verdict(gap, seeds))
+            rows.append([f"{main} - {name}", str(len(mine)), *cells])
+    if not rows:
+        return [Text("No two arms were played in more than one task.")]
+    header = ("comparison", "tasks", "score difference", "P(improvement)", f"{main} is")
+    return [
+        Table(header, rows),
+        Text("Stratified by task: every draw has as many episodes of each task as were played."),
+    ]
+
+
+def _protocol(tasks: Sequence[Task], source: Source) -> list[Block]:
+    blocks: list[Block] = []
+    for task in tasks:
+        environment, data = (task.config.get(group, {}) for group in ("environment", "data"))
+        seeds = sorted({seed for results in task.arms.values() for seed in results.seeds})
+        blocks.append(
+            Text(
+                f"**{task.title}**: {len(seeds)} episode seeds; {environment.get('steps')} steps of "
+                f"{environment.get('batches')} batches of {environment.get('batch')}; data "
+                f"{', '.join(f'{key}={value}' for key, value in data.items() if not key.startswith('_'))}."
+            )
+        )
+    blocks.append(
+        Text(
+            "Controllers learn on other seeds than these. The test split is read once per episode, at its end; "
+            "rewards, controllers and every choice see the validation split alone. Intervals are percentile "
+            f"bootstraps of {DRAWS:,} draws from a fixed seed, not adjusted for the number of comparisons. A win is "
+            f"claimed only where the interval of the paired difference excludes zero, on {ENOUGH} seeds or more."
+        )
+    )
+    names = dict.fromkeys(name for task in tasks for name in task.arms)
+    meanings = [[name, ARMS[name].meaning if name in ARMS else "-"] for name in names]
+    blocks.append(Table(("arm", "what it is"), meanings))
+    if source.commands:
+        blocks += [Text("Commands:"), Code(source.commands)]
+    if source.versions:
+        blocks.append(Table(("with", "version"), [[name, version] for name, version in source.versions.items()]))
+    blocks += [Text(remark) for remark in source.remarks]
+    return blocks

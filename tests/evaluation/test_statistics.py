@@ -1,0 +1,113 @@
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from esper.evaluation.statistics import Estimate, difference, estimate, improvement, interquartile_mean, profile
+
+SCORES = arrays(float, st.tuples(st.integers(1, 3), st.integers(1, 8)), elements=st.floats(-50, 50))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 2, 3, 4], 2.5),
+        ([1, 3, 4, 5, 6, 6, 7, 7, 8, 8, 9, 38], 6.5),  # the example of the encyclopedia's article, 12 values
+        ([0, 10, 11, 12, 100], 11),  # one is cut off at each end
+        ([5], 5),
+        ([1, 2, 3], 2),
+    ],
+)
+def test_the_interquartile_mean_is_that_of_the_middle_half(values: list[float], expected: float) -> None:
+    assert interquartile_mean(np.array(values, dtype=float)) == pytest.approx(expected)
+
+
+def test_the_interquartile_mean_ignores_one_wild_value_in_eight() -> None:
+    calm = np.array([1.0, 2, 3, 4, 5, 6, 7, 8])
+    wild = np.array([-1e9, 2, 3, 4, 5, 6, 7, 1e9])
+    assert interquartile_mean(calm) == interquartile_mean(wild) == 4.5
+
+
+def test_an_interval_is_the_quantiles_of_all_resamples() -> None:
+    """With three seeds there are 27 resamples, so that the bootstrap can be written out."""
+    scores = np.array([[1.0, 2.0, 6.0]])
+    every = [np.mean(chosen) for chosen in product(scores[0], repeat=3)]
+    found = estimate([scores], lambda values: values.mean(-1), draws=40_000)
+    assert found.value == pytest.approx(3)
+    exact = np.quantile(every, [0.025, 0.975], method="inverted_cdf")
+    assert [found.low, found.high] == pytest.approx(exact.tolist(), abs=1e-9)
+
+
+def test_with_several_controllers_these_are_the_unit() -> None:
+    """Two controllers, each sure of its score: 4 resamples of rows, with means 0, 1, 1, 2 in equal shares."""
+    scores = np.array([[0.0] * 20, [2.0] * 20])
+    found = estimate([scores], lambda values: values.mean(-1))
+    assert (found.value, found.low, found.high) == (1, 0, 2)
+    pooled = estimate([scores.reshape(1, -1)], lambda values: values.mean(-1))
+    assert pooled.high - pooled.low < 1  # forty episodes taken for independent would seem far surer
+
+
+def test_controllers_are_drawn_alike_for_all_tasks_and_seeds_within_each() -> None:
+    """What a controller gains on one task it loses on the other, so that the sum is certain."""
+    gains = np.array([[1.0] * 6, [-1.0] * 6])
+    found = estimate([gains, -gains], lambda values: values.mean(-1))
+    assert (found.low, found.high) == (0, 0)
+    apart = estimate([np.full((1, 5), 10.0), np.full((1, 5), 20.0)], lambda values: values.mean(-1))
+    assert (apart.low, apart.value, apart.high) == (15, 15, 15)  # as many of each task in every draw
+
+
+def test_differences_are_taken_on_the_same_seed() -> None:
+    hard_and_easy = np.array([[10.0, 20, 30, 40, 50, 60, 70, 80]])
+    found = difference([hard_and_easy + 1], [hard_and_easy])
+    assert (found.low, found.value, found.high) == pytest.approx((1, 1, 1))
+    assert found.excludes_zero
+
+
+def test_differences_of_the_same_controllers_are_paired_by_controller() -> None:
+    ours = np.array([[1.0, 2.0], [11.0, 12.0]])
+    found = difference([ours + 3], [ours])
+    assert (found.low, found.high) == pytest.approx((3, 3))
+    against_one = difference([ours], [np.array([[0.0, 0.0]])])
+    assert against_one.value == pytest.approx(6.5)
+
+
+def test_the_probability_of_improvement_is_mann_whitneys() -> None:
+    """U of {3, 4, 2} against {1, 2, 5}: 2 + 2 + 1.5 pairs of 9 are won, the tie counting half."""
+    found = improvement([np.array([[3.0, 4.0, 2.0]])], [np.array([[1.0, 2.0, 5.0]])])
+    assert found.value == pytest.approx(5.5 / 9)
+    always = improvement([np.array([[3.0, 4.0]])], [np.array([[1.0, 2.0]])])
+    assert always == Estimate(1, 1, 1)
+    halves = improvement([np.ones((1, 2)), np.zeros((1, 2))], [np.zeros((1, 2)), np.ones((1, 2))])
+    assert halves.value == 0.5  # all of one task, none of the other
+
+
+@given(SCORES)
+def test_an_arm_does_not_differ_from_itself(scores: np.ndarray) -> None:
+    assert difference([scores], [scores], draws=50) == Estimate(0, 0, 0)
+    assert improvement([scores], [scores], draws=50).value == pytest.approx(0.5)
+
+
+@given(SCORES, st.integers(0, 5))
+def test_an_interval_holds_between_the_extremes_and_follows_from_its_seed(scores: np.ndarray, seed: int) -> None:
+    found = estimate([scores], draws=50, seed=seed)
+    tiny = 1e-9
+    assert scores.min() - tiny <= found.low <= found.high <= scores.max() + tiny
+    assert found == estimate([scores], draws=50, seed=seed)
+
+
+def test_a_profile_is_the_share_above_each_threshold() -> None:
+    shares, lows, highs = profile([np.array([[1.0, 2.0, 3.0, 4.0]])], np.array([0.0, 2.0, 3.5, 9.0]))
+    assert shares.tolist() == [1, 0.5, 0.25, 0]
+    assert (lows <= shares).all()
+    assert (shares <= highs).all()
+    assert (lows[0], highs[0], highs[-1]) == (1, 1, 0)
+
+
+def test_intervals_shrink_with_more_seeds() -> None:
+    few = estimate([np.array([[1.0, 2.0, 3.0, 4.0]])])
+    many = estimate([np.array([[1.0, 2.0, 3.0, 4.0] * 25])])
+    assert few.low < many.low < many.high < few.high
+    assert estimate([np.array([[2.0]])]) == Estimate(2, 2, 2)
