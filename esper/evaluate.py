@@ -29,7 +29,7 @@ from esper.evaluation.runner import Job, play
 from esper.growth import export
 from esper.learners import Learner, as_trained, beside, load_learner, locate, named
 from esper.records import read
-from esper.resume import EVALUATION, overridden, prepared, save
+from esper.resume import EVALUATION, key_of, overridden, prepared, save
 from esper.run import chosen_options, take_back
 from esper.seeding import derive
 
@@ -90,6 +90,16 @@ def check_arms(config: DictConfig) -> None:
         recorded_actions(config)
     for name in named(config.ckpt):
         locate(name)
+    check_export(config, arms)
+
+
+def check_export(config: DictConfig, arms: Sequence[str]) -> None:
+    which = config.export
+    if not (which is None or which in ("best", *arms) or (isinstance(which, int) and which >= 0)):
+        played = ", ".join(arms)
+        raise ValueError(
+            f"export={which}: must be best, one of the arms that are played ({played}), or a line's number."
+        )
 
 
 def recorded_actions(config: DictConfig) -> list[dict[str, str]]:
@@ -192,9 +202,9 @@ class Evaluation:
         told = "; ".join(f"{e.blueprint[0]} in {e.slot} at step {e.at:.0f}, blended by {e.blend}" for e in entries)
         return [f"best_open_loop found this timetable: {told or 'nothing is grown'}."]
 
-    def export(self) -> Path:
+    def export(self, which: str | int) -> Path:
         """Play the episode that is meant once more, and keep the network it ends with."""
-        line = self._meant(self.config.export)
+        line = self._meant(which)
         jobs = ARMS[line["controller"]].jobs(self.bench)
         key = (line["controller"], line["learner"], line["seed"])
         (job,) = [job for job in jobs if key in job.keys]
@@ -248,18 +258,30 @@ def evaluate(config: DictConfig, directory: Path, console: Console, command: str
         console.print(f"{len(played.lines)} episodes are there already")
     columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    wanted = config.export
     try:
         with Progress(*columns, *times, console=console, transient=True) as progress:
             evaluation.play(progress)
-        if config.export is not None:
-            path = evaluation.export()
-            console.print(f"grown network: esper.growth.load_grown({str(path)!r})", soft_wrap=True)
     except KeyboardInterrupt:
         console.print("interrupted; what is finished is kept; go on with")
         console.print(f"  python -m esper.evaluate resume={directory}", soft_wrap=True)
-    finally:
-        environment.close()
-    return conclude(played.lines, evaluation.source([command] if command else []), directory, console)
+        wanted = None
+    found = conclude(played.lines, evaluation.source([command] if command else []), directory, console)
+    if wanted is not None:
+        path = evaluation.export(wanted)
+        console.print(f"{path}: the grown network, for esper.growth.load_grown", soft_wrap=True)
+    environment.close()
+    return found
+
+
+def unspoilt(arguments: Sequence[str]) -> None:
+    """Refuse a directory that holds another evaluation, before Hydra writes into it."""
+    typed = {key_of(argument): argument.partition("=")[2].strip("'") for argument in arguments}
+    directory = Path(typed.get("hydra.run.dir", ""))
+    if "hydra.run.dir" in typed and "resume" not in typed and (directory / EVALUATION.file).exists():
+        raise ValueError(
+            f"hydra.run.dir={directory}: holds an evaluation already; go on with resume={directory}, or choose another."
+        )
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="evaluate")
@@ -286,9 +308,11 @@ def main(config: DictConfig) -> None:
 
 def cli() -> None:
     try:
-        sys.argv[1:] = prepared(beside(sys.argv[1:]), EVALUATION)
+        arguments = prepared(beside(sys.argv[1:]), EVALUATION)
+        unspoilt(arguments)
     except ValueError as error:
         sys.exit(str(error))
+    sys.argv[1:] = arguments
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     entry(main, "evaluate")
 

@@ -129,20 +129,21 @@ def load_learner(name: str, layout: Layout) -> Learner:
 def transferable(saved: Mapping[str, Any], here: Layout, path: Path) -> None:
     """Refuse a policy that cannot act here. Slots may have other names, but must be as many; all else must be equal."""
     mine = here.plain()
-    for key in ("base", "slot", "blueprints", "users"):
-        if saved[key] != mine[key]:
-            raise ValueError(f"ckpt={path}: was trained with {key} {saved[key]}, but here they are {mine[key]}.")
     if len(saved["slots"]) != len(mine["slots"]):
         raise ValueError(
             f"ckpt={path}: was trained with the {len(saved['slots'])} slots {', '.join(saved['slots'])}, but here are "
             f"the {len(mine['slots'])} slots {', '.join(mine['slots'])}; slots.names can choose as many."
         )
-    for head in mine["options"]:
-        if head != "slot" and saved["options"].get(head) != mine["options"][head]:
+    for head in {**saved["options"], **mine["options"]}:
+        then, now = saved["options"].get(head, []), mine["options"].get(head, [])
+        if head != "slot" and then != now:
             raise ValueError(
-                f"ckpt={path}: its head {head} has the options {saved['options'].get(head)}, but here they are "
-                f"{mine['options'][head]}; actions and slots.blueprints must be those it was trained with."
+                f"ckpt={path}: was trained with {head} of {', '.join(then) or 'no choice'}, but here it is of "
+                f"{', '.join(now) or 'no choice'}; actions and slots.blueprints must be those it was trained with."
             )
+    for key in ("base", "slot", "blueprints", "users"):
+        if saved[key] != mine[key]:
+            raise ValueError(f"ckpt={path}: was trained with {key} {saved[key]}, but here they are {mine[key]}.")
 
 
 def _costs(run: Path, counters: Mapping[str, int], policy: Policy) -> dict[str, float | None]:

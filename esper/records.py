@@ -144,7 +144,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def salvage(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The episodes of a file that can be read, and a sentence for each line that cannot."""
+    """The episodes of a file that can be read, a sentence for each line that cannot, and how many these are."""
     episodes, complaints = [], []
     *lines, rest = _text(path).split("\n")
     for number, line in enumerate(lines, 1):
@@ -159,6 +159,8 @@ def salvage(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
             complaints.append(f"{path}: line {number} {wrong}; it is left out.")
     if rest:
         complaints.append(f"{path}: line {len(lines) + 1} was cut off; it is left out.")
+    if complaints:
+        complaints.append(f"{path}: {len(complaints)} lines could not be read, {len(episodes)} could.")
     return episodes, complaints
 
 

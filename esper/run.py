@@ -260,9 +260,11 @@ def speaks() -> bool:
 
 def take_back(directory: Path) -> None:
     """What Hydra has written for a run that did not begin; whatever else is there stays."""
-    if {path.name for path in directory.iterdir()} <= {".hydra", "run.log"}:
+    logs = list(directory.glob("*.log"))
+    if set(directory.iterdir()) <= {directory / ".hydra", *logs}:
         shutil.rmtree(directory / ".hydra", ignore_errors=True)
-        (directory / "run.log").unlink(missing_ok=True)
+        for log in logs:
+            log.unlink(missing_ok=True)
         with suppress(OSError):
             directory.rmdir()
 

@@ -1,86 +1,142 @@
+"""The command, typed as a user would."""
+
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from PIL import Image
-from rich.console import Console
 
 from esper.config import build_environment, check
-from esper.evaluate import check_arms
-from esper.evaluate import evaluate as run
-from esper.evaluation.summary import interval
+from esper.evaluate import check_arms, cli
 from esper.records import read
+from esper.resume import RUN, find
 from tests.environment_kit import SMALL, config, text_config
+from tests.evaluation.kit import evaluated, trained
 
 QUICK = [*SMALL, "environment.steps=6", "episodes=3"]
 
 
-def evaluate(directory: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "esper.evaluate", *QUICK, f"hydra.run.dir={directory}", *overrides]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def heed_interrupts() -> None:  # a test run in the background of a shell ignores them, and so would its children
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def start(*overrides: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "esper.evaluate", *overrides]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, preexec_fn=heed_interrupts, env=environment, **pipes)
+
+
+def typed(where: Path, *overrides: str) -> None:
+    """The command in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(where)
+        patch.setattr(sys, "argv", ["esper.evaluate", *overrides])
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            cli()
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+
+
+def refused(where: Path, *overrides: str) -> str:
+    with pytest.raises(SystemExit) as error:
+        typed(where, *overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def wait_for(records: Path, lines: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (records.exists() and records.read_text().count("\n") >= lines):
+        time.sleep(0.02)
+
+
+def without_clock(path: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in ("seconds", "config")} for line in read(path)]
 
 
 def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -> None:
-    done = evaluate(tmp_path, "controllers=[none,random,schedule,heuristic]")
-    assert done.returncode == 0, done.stderr
-    for name in ("none", "random", "schedule", "heuristic"):
-        assert name in done.stdout
-    episodes = list(read(tmp_path / "episodes.jsonl"))
-    assert len(episodes) == 12
+    with start(*QUICK, f"hydra.run.dir={tmp_path}/a", "controllers=[none,random]") as running:
+        out, err = running.communicate(timeout=120)
+    assert running.returncode == 0, err
+    assert "cifar_baseline on synthetic_images, test split" in out
+    episodes = list(read(tmp_path / "a/episodes.jsonl"))
+    assert len(episodes) == 6
     seeds = {name: [e["seed"] for e in episodes if e["controller"] == name] for name in ("none", "random")}
     assert seeds["none"] == seeds["random"]
     assert len(set(seeds["none"])) == 3
     assert episodes[0]["data"] == "synthetic_images"
     assert episodes[0]["config"]["environment"]["steps"] == 6
-    summary = json.loads((tmp_path / "evaluation.json").read_text())["controllers"]
+    found = json.loads((tmp_path / "a/evaluation.json").read_text())
+    (figures,) = found["tasks"].values()
     mean = sum(e["score"] for e in episodes if e["controller"] == "none") / 3
-    assert summary["none"]["score"] == pytest.approx(mean)
-    with Image.open(tmp_path / "timeline.png") as picture:
-        assert picture.size[0] > 1000
+    assert figures["none"]["score"]["value"] == pytest.approx(mean)
+    text = (tmp_path / "a/report.md").read_text()
+    assert f"python -m esper.evaluate {' '.join(QUICK[:1])}" in text
+    assert "controllers=[none,random]" in text
 
-    again = tmp_path / "again"
     source = next(index for index, e in enumerate(episodes) if e["controller"] == "random")
     replay = [
-        f"replay.records={tmp_path}/episodes.jsonl",
+        f"replay.records={tmp_path}/a/episodes.jsonl",
         f"replay.line={source}",
         "episodes=1",
         "controllers=[replay]",
     ]
-    assert evaluate(again, *replay).returncode == 0
-    (repeated,) = read(again / "episodes.jsonl")
+    typed(tmp_path, *SMALL, "environment.steps=6", "hydra.run.dir=again", *replay)
+    (repeated,) = read(tmp_path / "again/episodes.jsonl")
     assert repeated["score"] == episodes[source]["score"]  # the same seed, the same actions
 
 
-def test_an_interrupt_keeps_what_is_finished(tmp_path: Path) -> None:
+def test_an_interrupt_keeps_what_is_finished_and_a_resume_plays_the_rest_once(tmp_path: Path) -> None:
     overrides = [
-        "episodes=1",
-        "environment.envs=1",
-        "controllers=[none,random]",
-        "environment.batches=40",
-        "environment.steps=20",
-    ]
-    command = [sys.executable, "-m", "esper.evaluate", *SMALL, f"hydra.run.dir={tmp_path}", *overrides]
-
-    def heed_interrupts() -> None:  # a test run in the background of a shell ignores them, and so would its children
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, preexec_fn=heed_interrupts, **pipes) as running:
-        records = tmp_path / "episodes.jsonl"
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not (records.exists() and records.read_text().count("\n")):
-            time.sleep(0.02)
+        *SMALL, "episodes=2", "environment.envs=1", "controllers=[none,random]", "environment.batches=20",
+    ]  # fmt: skip
+    records = tmp_path / "cut/episodes.jsonl"
+    with start(*overrides, f"hydra.run.dir={tmp_path}/cut") as running:
+        wait_for(records, 1)
         running.send_signal(signal.SIGINT)
         out, _ = running.communicate(timeout=60)
     assert running.returncode == 0
     assert "interrupted; what is finished is kept" in out
-    assert [e["controller"] for e in read(records)] == ["none"]
-    assert (tmp_path / "evaluation.json").exists()
+    assert f"resume={tmp_path}/cut" in out
+    before = records.read_text()
+    assert 1 <= before.count("\n") < 4
+    assert (tmp_path / "cut/report.html").exists()
+    with records.open("a") as file:
+        file.write("no JSON\n" + before[:100])  # as a machine that dies might leave it
+    typed(tmp_path, f"resume={tmp_path}/cut")
+    after = records.read_text()
+    assert after.startswith(before)
+    whole = [line for line in after.splitlines() if line != "no JSON"]
+    assert len(whole) == 4
+    text = (tmp_path / "cut/report.md").read_text()
+    assert f"line {before.count(chr(10)) + 1} is no JSON; it is left out." in text
+
+    typed(tmp_path, *overrides, f"hydra.run.dir={tmp_path}/whole")
+    records.write_text("".join(f"{line}\n" for line in whole))
+    assert without_clock(records) == without_clock(tmp_path / "whole/episodes.jsonl")
+
+    typed(tmp_path, f"resume={tmp_path}/whole", "episodes=3", "controllers=[none,schedule]")
+    played = [(line["controller"], line["seed"]) for line in read(tmp_path / "whole/episodes.jsonl")]
+    assert len(played) == len(set(played)) == 4 + 1 + 3
+    sentence = refused(tmp_path, f"resume={tmp_path}/whole", "host=cifar_blind")
+    assert "a resumed evaluation keeps its host." in sentence
+    sentence = refused(tmp_path, *overrides, f"hydra.run.dir={tmp_path}/whole")
+    assert "holds an evaluation already; go on with resume=" in sentence
+    assert "is no directory of a run" in refused_run(f"{tmp_path}/whole")
+
+
+def refused_run(directory: str) -> str:
+    with pytest.raises(SystemExit) as error:
+        find(directory, RUN)
+    return str(error.value)
 
 
 BAD = {
@@ -136,8 +192,6 @@ def test_a_replay_without_an_episode_is_refused(content: str, sentence: str, tmp
     composed = config("controllers=[replay]", f"replay.records={tmp_path}/e.jsonl")
     with pytest.raises(ValueError, match=sentence):
         check_arms(composed)
-    with pytest.raises(ValueError, match=r"replay\.records=null: must name an episodes\.jsonl"):
-        check_arms(config("controllers=[replay]"))
 
 
 def test_good_input_passes() -> None:
@@ -145,22 +199,81 @@ def test_good_input_passes() -> None:
     check(text_config())
 
 
-def test_the_command_tells_bad_input_without_a_traceback(tmp_path: Path) -> None:
-    done = evaluate(tmp_path, "controllers=[none,oracle]")
-    assert done.returncode == 1
-    assert done.stderr.strip().startswith("controllers: oracle is unknown; there are none, random, schedule, heuristic")
-    assert done.stderr.count("\n") == 1
+ARM_ERRORS = {
+    ("controllers=[none,oracle]",): "controllers: oracle is unknown; there are none, static_final, static_final_flops",
+    ("episodes=0",): "episodes=0: must be a whole number of at least 1.",
+    ("controllers=[]",): "controllers=[]: must name at least one of none, static_final",
+    ("controllers=[ppo]",): "ckpt=null: must name a checkpoint or a run's directory for the arm ppo.",
+    ("controllers=[replay]", "episodes=1"): "episodes=1: must be at least 2 for the arm replay.",
+    ("controllers=[best_open_loop]",): "schedules=null: must be a number for best_open_loop, where no ckpt says",
+    ("schedules=0",): "schedules=0: must be a whole number of at least 1, or null.",
+    ("reference=replay",): "reference=replay: must be one of none, all_seeds, schedule",
+    ("ckpt=nowhere",): "ckpt=nowhere: must be a checkpoint or the directory of a run; there is no such file.",
+    ("export=ppo",): "export=ppo: must be best, one of the arms that are played (none, random, schedule, heuristic",
+    ("export=-1",): "export=-1: must be best, one of the arms",
+}
 
 
-@pytest.mark.parametrize("override", ["episodes=0", "controllers=[]"])
-def test_nothing_to_compare_is_refused(override: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must be at least one each"):
-        run(config(override), tmp_path, Console())
+@pytest.mark.parametrize(("overrides", "sentence"), ARM_ERRORS.items())
+def test_what_cannot_be_compared_is_refused_before_anything_is_built(
+    overrides: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.data.synthetic.images", None)  # no data may be loaded
+    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
+        check_arms(config(*overrides))
 
 
-def test_the_interval_of_a_mean_covers_it_and_shrinks_with_more_values() -> None:
-    low, high = interval([1.0, 2.0, 3.0, 4.0])
-    assert 1 < low < 2.5 < high < 4
-    wider = interval([1.0, 2.0, 3.0, 4.0] * 25)
-    assert low < wider[0] < wider[1] < high
-    assert interval([2.0]) == (2.0, 2.0)
+def test_a_refused_evaluation_leaves_nothing(tmp_path: Path) -> None:
+    sentence = refused(tmp_path, *SMALL, "controllers=[oracle]", "hydra.run.dir=out")
+    assert sentence.startswith("controllers: oracle is unknown")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("trained"))
+
+
+def test_a_checkpoint_brings_its_task_and_may_be_tried_on_another(checkpoint: Path, tmp_path: Path) -> None:
+    few = ["episodes=1", "controllers=[ppo]", f"ckpt={checkpoint}"]
+    typed(tmp_path, *few, "hydra.run.dir=own")
+    (own,) = read(tmp_path / "own/episodes.jsonl")
+    assert own["host_parameters"] == 3_482  # cifar_blind, as it was trained
+    assert own["host"] == "cifar_blind"
+    assert len(own["steps"]) == 8
+    assert own["learner"] == str(checkpoint / "checkpoints/last.ckpt")
+    text = (tmp_path / "own/report.md").read_text()
+    assert "python -m esper.run data=synthetic_images" in text
+    assert "| 2 | 6 |" in text  # rounds and episodes it was trained for
+
+    typed(tmp_path, *few, "hydra.run.dir=other", "host=cifar_baseline")
+    (other,) = read(tmp_path / "other/episodes.jsonl")
+    assert other["host_parameters"] == 6_418
+    assert len(other["steps"]) == 8
+
+
+def test_several_checkpoints_are_several_trained_controllers(checkpoint: Path, tmp_path: Path) -> None:
+    names = f"ckpt=[{checkpoint}/checkpoints/last.ckpt,{checkpoint}/checkpoints/best.ckpt]"
+    found = evaluated(tmp_path, names, "controllers=[none,ppo]", "episodes=2")
+    (figures,) = found.values()
+    assert (figures["ppo"]["controllers"], figures["ppo"]["seeds"]) == (2, 2)
+    assert (figures["none"]["controllers"], figures["none"]["seeds"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["actions=full"], "was trained with op of WAIT, GERMINATE, PRUNE, FOSSILIZE, but here"),
+        (
+            ["slots.names=[block1,block2]"],
+            "was trained with the 3 slots block1, block2, block3, but here are the 2 slots",
+        ),
+        (["slots.blueprints=[norm]"], "was trained with blueprint of norm, attention"),
+    ],
+)
+def test_a_checkpoint_for_another_action_space_is_refused(
+    overrides: list[str], sentence: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"^ckpt=.*last\.ckpt: ") as caught:
+        evaluated(tmp_path, f"ckpt={checkpoint}", *overrides)
+    assert sentence in str(caught.value)

@@ -1,0 +1,208 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from esper.evaluation.conclude import conclude
+from esper.evaluation.controls import controls
+from esper.evaluation.document import Code, Picture, Section, Table, Text, write
+from esper.evaluation.pictures import frontier, profiles
+from esper.evaluation.report import ENOUGH, UNDECIDED, Source, picked, report, verdict
+from esper.evaluation.results import shared, sort
+from esper.evaluation.statistics import Estimate
+from tests.evaluation.kit import line
+
+
+def arm(name: str, scores: list[float], **changes: object) -> list[dict[str, object]]:
+    return [line(name, seed, score, **changes) for seed, score in enumerate(scores)]
+
+
+def test_episodes_are_sorted_into_tasks_by_what_makes_them_comparable() -> None:
+    config = {"host": {"blocks": 1}, "data": {"resolution": 8}, "environment": {"steps": 2, "envs": 8}}
+    wider = {**config, "environment": {"steps": 2, "envs": 4}}  # the same episodes, fewer at once
+    longer = {**config, "environment": {"steps": 9, "envs": 8}}
+    lines = [line(config=config), line("random", config=wider), line("random", config=longer)]
+    lines.append({key: value for key, value in line(config=config).items() if key != "test_score"})
+    tasks, remarks = sort(lines)
+    assert [sorted(task.arms) for task in tasks] == [["none", "random"], ["random"], ["none"]]
+    assert [task.name.removeprefix("a_host on synthetic") for task in tasks] == [" (1)", " (2)", ""]
+    assert [task.split for task in tasks] == ["test", "test", "validation"]
+    assert remarks == []
+
+
+def test_the_same_episode_of_two_runs_counts_once_and_unlike_ones_are_named() -> None:
+    tasks, remarks = sort([line(), line()])
+    assert len(tasks[0].lines()) == 1
+    assert remarks == []
+    _, remarks = sort([line(), line(score=11.0)])
+    assert remarks == [
+        "a_host on synthetic, test split: none played seed 1 twice, with unlike scores; the first is taken."
+    ]
+
+
+def test_an_episode_that_ended_without_a_score_counts_as_the_lowest_and_is_named() -> None:
+    tasks, remarks = sort([line(seed=1, score=10.0), line(seed=2, score=None), line("random", seed=1, score=4.0)])
+    assert tasks[0].arms["none"].table("score").tolist() == [[10.0, 4.0]]
+    assert "ended with a network that is not finite; it counts as the lowest score, 4.00" in remarks[0]
+
+
+def test_only_seeds_that_both_have_played_are_compared() -> None:
+    tasks, _ = sort([*arm("none", [1, 2, 3]), *arm("random", [5, 6])])
+    mine, theirs = shared([tasks[0].arms["random"]], [tasks[0].arms["none"]])
+    assert mine[0].tolist() == [[5, 6]]
+    assert theirs[0].tolist() == [[1, 2]]
+
+
+def test_several_controllers_are_rows_over_the_seeds_that_all_have_played() -> None:
+    lines = [line("ppo", seed, 10.0 * seed, learner=name) for name in "ab" for seed in (1, 2, 3)]
+    tasks, _ = sort(lines[:-1])  # b was interrupted before its last
+    assert tasks[0].arms["ppo"].table("score").tolist() == [[10, 20], [10, 20]]
+
+
+@pytest.mark.parametrize(
+    ("gap", "seeds", "told"),
+    [
+        (Estimate(1.0, 0.5, 2.0), 10, "better"),
+        (Estimate(-1.0, -2.0, -0.5), 10, "worse"),
+        (Estimate(1.0, -0.1, 2.0), 10, UNDECIDED),
+        (Estimate(1.0, 0.0, 2.0), 10, UNDECIDED),
+        (Estimate(1.0, 0.5, 2.0), ENOUGH - 1, UNDECIDED),
+    ],
+)
+def test_a_win_is_claimed_only_where_the_interval_excludes_zero_on_enough_seeds(
+    gap: Estimate, seeds: int, told: str
+) -> None:
+    assert verdict(gap, seeds) == told
+
+
+def test_enough_seeds_are_those_that_chance_seldom_lets_agree() -> None:
+    assert 2 * 0.5**ENOUGH < 0.05 < 2 * 0.5 ** (ENOUGH - 1)
+
+
+def text_of(sections: list[Section]) -> str:
+    cells = [
+        cell
+        for section in sections
+        for block in section.blocks
+        if isinstance(block, Table)
+        for row in block.rows
+        for cell in row
+    ]
+    words = [block.words for section in sections for block in section.blocks if isinstance(block, Text)]
+    return "\n".join([*cells, *words])
+
+
+def test_the_report_answers_the_question_and_shows_both_axes() -> None:
+    lines = [
+        *arm("none", [30.0, 31, 32, 33, 34, 35]),
+        *arm("ppo", [40.0, 41, 42, 43, 44, 45], learner="a", parameters=200.0, flops=6e9),
+        *arm("heuristic", [40.0, 41, 42, 43, 44, 45]),
+    ]
+    tasks, _ = sort(lines)
+    title, sections = report(tasks, Source(commands=["a command"], versions={"torch": "1"}, remarks=["a remark"]))
+    text = text_of(sections)
+    assert title == "esper: a_host on synthetic"
+    assert "ppo scores above none; cannot be told from heuristic." in text
+    assert "+10.00 [+10.00, +10.00]" in text
+    assert "2.00x" in text  # parameters
+    assert "3.00x" in text  # FLOPs
+    assert "200 [200, 200]" in text
+    assert "a remark" in text
+    assert "they say nothing of controllers that were trained another time" in text
+    assert [block.lines for s in sections for block in s.blocks if isinstance(block, Code)] == [["a command"]]
+
+
+def test_tasks_that_are_scored_alike_are_put_together() -> None:
+    other = {"host": {"blocks": 2}}
+    lines = [*arm("none", [1.0] * 6), *arm("ppo", [2.0] * 6), *arm("none", [1.0] * 6, config=other, host="b"),
+             *arm("ppo", [4.0] * 6, config=other, host="b")]  # fmt: skip
+    tasks, _ = sort(lines)
+    _, sections = report(tasks, Source())
+    (together,) = [section for section in sections if section.title == "All tasks together"]
+    table = together.blocks[0]
+    assert isinstance(table, Table)
+    assert [row[:3] for row in table.rows] == [["ppo - none", "2", "+2.00 [+2.00, +2.00]"]]
+    text = {"data": {"vocabulary": 257}}
+    tasks, _ = sort([*lines, *arm("none", [-200.0] * 6, config=text, host="c")])
+    _, sections = report(tasks, Source())
+    assert "The tasks are not scored alike" in text_of(sections)
+
+
+def row(name: str, lines: list[dict[str, object]]) -> list[str]:
+    (task,), _ = sort(lines)
+    table = controls(task)[0]
+    assert isinstance(table, Table)
+    return list(next(row for row in table.rows if row[0].startswith(name)))
+
+
+def test_negative_controls_hold_where_nothing_is_gained() -> None:
+    flat, better = [30.0, 31, 32, 33, 34, 35], [33.0, 34, 35, 36, 37, 38]
+    assert row("placebo", [*arm("none", flat), *arm("placebo", flat)])[3] == "yes"
+    assert row("placebo", [*arm("none", flat), *arm("placebo", better)])[3] == "no"
+    assert row("placebo", arm("none", flat))[2:] == ["not played", "-"]
+    assert row("ppo_permuted", [*arm("replay", flat), *arm("ppo_permuted", better)])[3] == "no"
+    idle = [*arm("none", flat), *arm("schedule", flat)]
+    assert row("growth", [*idle, *arm("ppo", flat, parameters=105.0)])[2:] == ["1.05 x the host's parameters", "yes"]
+    assert row("growth", [*idle, *arm("ppo", flat, parameters=150.0)])[3] == "no"
+    paying = [*arm("none", flat), *arm("schedule", better), *arm("ppo", better)]
+    assert row("growth", paying)[2].startswith("growth pays here")
+
+
+def test_the_reference_is_the_one_that_is_wanted_else_the_learned_one() -> None:
+    (task,), _ = sort([*arm("none", [1.0]), *arm("schedule", [1.0]), *arm("ppo", [1.0])])
+    assert picked(task, "none") == "none"
+    assert picked(task, None) == picked(task, "replay") == "ppo"
+
+
+def test_pictures_show_every_arm_with_its_intervals() -> None:
+    (task,), _ = sort([*arm("none", [1.0, 2, 3]), *arm("ppo", [4.0, 5, 6], parameters=300.0)])
+    left, right = frontier(task.arms).axes
+    for axes in (left, right):
+        assert [text.get_text() for text in axes.texts] == ["none", "ppo"]
+        assert axes.get_xscale() == "log"
+    points = [container.lines[0].get_data() for container in left.containers]
+    assert [(float(x[0]), float(y[0])) for x, y in points] == [(100, 2), (300, 5)]
+    curves = {curve.get_label(): np.asarray(curve.get_ydata()) for curve in profiles(task.arms).axes[0].lines}
+    assert curves["none"][0] == curves["ppo"][0] == 1
+    assert (curves["none"] <= curves["ppo"]).all()
+
+
+def test_a_document_is_written_as_markdown_and_as_one_page(tmp_path: Path) -> None:
+    (task,), _ = sort(arm("none", [1.0, 2, 3]))
+    blocks = [
+        Text("a `key` and **a <win>**"),
+        Table(("arm", "score"), [["none", "1.00 [0.90, 1.10]"], ["a|b", "-"]]),
+        Code(["python -m x > y"]),
+        Picture("one", frontier(task.arms), "A caption."),
+    ]
+    write(tmp_path, "Title & more", [Section("First", blocks)])
+    text, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
+    assert "| arm | score |\n| --- | ---: |\n| none | 1.00 [0.90, 1.10] |\n| a\\|b | - |" in text
+    assert "![A caption.](pictures/one.png)" in text
+    assert (tmp_path / "pictures/one.png").read_bytes().startswith(b"\x89PNG")
+    assert "<h1>Title &amp; more</h1>" in page
+    assert "<p>a <code>key</code> and <strong>a &lt;win&gt;</strong></p>" in page
+    assert "<pre>python -m x &gt; y</pre>" in page
+    assert '<td class="figure">1.00 [0.90, 1.10]</td>' in page
+    assert "<td>none</td>" in page
+    assert page.count("data:image/png;base64,") == 1
+
+
+def test_what_is_left_of_no_episodes_is_a_sentence(tmp_path: Path) -> None:
+    console = Console(record=True, quiet=False)
+    assert conclude([], Source(), tmp_path, console) == {}
+    assert console.export_text() == "there are no finished episodes to report\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_figures_that_were_not_measured_are_left_open() -> None:
+    missing = {
+        key: value for key, value in line("ppo, greedy").items() if key not in ("test_score", "seconds", "spent")
+    }
+    tasks, _ = sort([missing])
+    assert tasks[0].arms["ppo, greedy"].figure("seconds") is None
+    _, sections = report(tasks, Source())
+    assert "nan" not in text_of(sections)
+    assert math.isfinite(tasks[0].arms["ppo, greedy"].figure("score").value)  # type: ignore[union-attr]

@@ -1,0 +1,85 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.report import main
+from tests.evaluation.kit import line
+
+
+def directory(path: Path, lines: list[dict[str, object]], **told: object) -> Path:
+    path.mkdir()
+    (path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if told:
+        (path / "evaluation.json").write_text(json.dumps(told))
+    return path
+
+
+def some(arm: str, score: float, **changes: object) -> list[dict[str, object]]:
+    return [line(arm, seed, score + seed, **changes) for seed in range(6)]
+
+
+def test_several_runs_make_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = directory(tmp_path / "a", some("none", 30.0), commands=["command one"], versions={"torch": "1"})
+    second = directory(tmp_path / "b", some("ppo", 40.0, learner="x"), commands=["command two"], reference="ppo")
+    main([str(first), str(second), "--out", str(tmp_path / "out")])
+    text = (tmp_path / "out/report.md").read_text()
+    assert "ppo scores above none." in text
+    assert "command one\ncommand two" in text
+    assert "ppo - arm" in capsys.readouterr().out
+    main([str(first)])
+    assert (first / "report.html").exists()
+    assert json.loads((first / "evaluation.json").read_text())["commands"] == ["command one"]
+
+
+def test_lines_that_cannot_be_read_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = directory(tmp_path / "a", some("none", 30.0))
+    with (where / "episodes.jsonl").open("a") as file:
+        file.write('{"version": 1, "steps": []}\n[1]\n\n' + json.dumps(line(seed=9)) + '\n{"version": 2, "steps": [], ')
+    main([str(where)])
+    told = capsys.readouterr().out + (where / "report.md").read_text()
+    path = where / "episodes.jsonl"
+    for complaint in (
+        f"{path}: line 7 is an episode record of version 1, not 2; it is left out.",
+        f"{path}: line 8 is no episode record; it is left out.",
+        f"{path}: line 9 is no JSON; it is left out.",
+        f"{path}: line 11 was cut off; it is left out.",
+    ):
+        assert told.count(complaint) == 2  # on the screen, and in the report
+    assert "4 lines could not be read, 7 could." in told
+
+
+def test_held_out_episodes_of_a_training_run_are_reported_as_validation(tmp_path: Path) -> None:
+    def held_out(kind: str, played: int, score: float) -> list[dict[str, object]]:
+        made = some("ppo", score, kind=kind, round=played)
+        return [{key: value for key, value in each.items() if key not in ("test_score", "config")} for each in made]
+
+    lines = [*held_out("training", 2, 1.0), *held_out("greedy", 1, 10.0), *held_out("greedy", 2, 40.0)]
+    where = directory(tmp_path / "run", [*lines, *held_out("sampled", 2, 35.0)])
+    main([str(where)])
+    found = json.loads((where / "evaluation.json").read_text())["tasks"]
+    assert list(found) == ["a host on synthetic, validation split"]
+    figures = found["a host on synthetic, validation split"]
+    assert sorted(figures) == ["ppo, greedy", "ppo, sampled"]
+    assert figures["ppo, greedy"]["score"]["value"] == 42.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "nowhere: holds no episodes.jsonl; it must be the directory of an evaluation or a run."),
+        (["empty"], "empty: there are no finished episodes to report."),
+        (["one", "--reference", "ppo"], "--reference ppo: was not played; there are none."),
+    ],
+)
+def test_what_cannot_be_reported_is_told_in_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory(tmp_path / "empty", [])
+    directory(tmp_path / "one", some("none", 1.0))
+    monkeypatch.setattr(sys, "argv", ["esper.report", *arguments])
+    with pytest.raises(SystemExit) as refused:
+        main()
+    assert str(refused.value) == sentence
