@@ -1,7 +1,6 @@
 """python -m esper.report DIR...: tables and pictures from episodes that have been played."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from esper.evaluation.conclude import conclude
+from esper.evaluation.conclude import conclude, told
 from esper.evaluation.report import Source
 from esper.records import salvage
 
@@ -26,20 +25,11 @@ def gather(directory: Path) -> tuple[list[dict[str, Any]], Source]:
     if not path.is_file():
         raise ValueError(f"{directory}: holds no episodes.jsonl; it must be the directory of an evaluation or a run.")
     lines, complaints = salvage(path)
-    told = directory / "evaluation.json"
     if not any("kind" in line for line in lines):
-        about = _told(told)
+        about = told(directory)
         kept = {key: about[key] for key in ("commands", "versions", "learners", "reference") if key in about}
         return lines, Source(**kept, remarks=[*complaints, *about.get("remarks", [])])
     return _last_held_out(lines, directory), Source(remarks=complaints)
-
-
-def _told(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return {"remarks": [f"{path}: is not there or cannot be read; how its episodes came about is not known."]}
-    return found if isinstance(found, dict) else {}
 
 
 def _last_held_out(lines: Sequence[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:

@@ -12,12 +12,13 @@ from esper.data import Data
 from esper.environment.flops import Costs
 from esper.environment.governor import Governor, Reason
 from esper.environment.host_run import PRECISIONS, HostRun, Plan, RunOptions
+from esper.environment.keeper import Keeper
 from esper.environment.ledger import Ledger, batches_for
 from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, View, first_view, next_view, observe
 from esper.environment.record import Measured, StepRecord, rated
 from esper.environment.start import Start, planted
 from esper.environment.step import Rewarded, Step
-from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, Snapshot, adopt, seed_settings
+from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, fossil_settings, seed_settings
 from esper.hosts import Host
 from esper.lifecycle import (
     ActionSpace,
@@ -125,7 +126,7 @@ class Environment:
         self._put(self._slots.stage == Stage.FOSSILIZED, self._slots)
         everywhere = torch.ones(len(seeds), dtype=torch.bool)
         self._governor = self._make_governor(envs=len(seeds), chance=math.log(self.data.options))
-        self._saved: list[Snapshot] = [run.snapshot(tuple(run.model.seeds)) for run in self._runs]
+        self._keeper = Keeper(self._runs, self.space.slots)
         self._ledger = Ledger(self._runs, self._costs, self.data, self.space.slots, self._options)
         now = self._remeasured(everywhere, self._slots, False)
         self._initial_score = now.score
@@ -143,7 +144,7 @@ class Environment:
         decision = self.space.decode(chosen)
         during, applied = apply(before, chosen, self.space, self.rules)
         self._graft(during, applied, earlier.score)
-        self._save_fossils(applied.into(Stage.FOSSILIZED), during)
+        self._keeper.save_fossils(applied.into(Stage.FOSSILIZED), self._governor.sound(), during)
         seed_parameters = self._ledger.seed_parameters()
 
         plans = [self._plan(env, during, step, last) for env in range(len(self._runs))]
@@ -159,7 +160,7 @@ class Environment:
         after, ticked = tick(governed, measurements, self.space, self.rules)
         self._remove(ticked)
         if (step + 1) % self._governor.snapshot_every == 0:
-            self._save((reason == 0) & self._governor.sound(), after)
+            self._keeper.save((reason == 0) & self._governor.sound(), after)
         ended = torch.full((len(self._runs),), last)
         record = StepRecord(
             step=step,
@@ -187,9 +188,7 @@ class Environment:
     @torch.inference_mode(False)
     def test(self) -> dict[str, Tensor]:
         """Loss, accuracy and score [envs] of what was committed, on the test split; for evaluation, at the very end."""
-        found = self._transfer(
-            self._each(lambda env: self._runs[env].evaluate(self._committed(env, self._slots), "test"))
-        )
+        found = self._transfer(self._each(lambda env: self._runs[env].evaluate(self.committed(env), "test")))
         return {
             "loss": found[:, 0],
             "accuracy": found[:, 1],
@@ -227,7 +226,7 @@ class Environment:
 
     def committed(self, env: int) -> dict[str, Setting]:
         """How the seeds that are fossils take part; no others do."""
-        return self._committed(env, self._slots)
+        return fossil_settings(self._slots, env, self.space.slots)
 
     def seconds(self, env: int) -> float:
         """What one episode has taken so far of its thread's time."""
@@ -260,7 +259,7 @@ class Environment:
         settings = seed_settings(during, env, self.space.slots)
         batches = self._starts[env].in_step(step, self.steps, self._options.batches)
         if last:
-            plan = Plan(settings, self._committed(env, during), (), batches)
+            plan = Plan(settings, fossil_settings(during, env, self.space.slots), (), batches)
         else:
             plan = Plan(settings, settings, self._attributed(settings, during, env, step), batches)
         self._ledger.epoch(env, plan)
@@ -272,12 +271,6 @@ class Environment:
             return ()
         live = dict(zip(self.space.slots, during.live[env].tolist(), strict=True))
         return tuple(name for name, s in settings.items() if live[name] and s.mode is not Mode.BEHIND and s.alpha > 0)
-
-    def _committed(self, env: int, slots: Slots) -> dict[str, Setting]:
-        """Only fossils are switched on."""
-        fossils = (slots.stage[env] == Stage.FOSSILIZED).tolist()
-        every = seed_settings(slots, env, self.space.slots)
-        return {name: every[name] for name, fossil in zip(self.space.slots, fossils, strict=True) if fossil}
 
     def _graft(self, during: Slots, applied: Events, score: Tensor) -> None:
         self._remove(applied)
@@ -301,8 +294,7 @@ class Environment:
         """Bring hosts back to their last good state without their live seeds, and measure them again."""
         slots, events = evict(during, envs, self.rules)
         self._ledger.removed(events.into(Stage.PRUNED))
-        for env in envs.nonzero().flatten().tolist():
-            self._runs[env].restore(self._saved[env])
+        self._keeper.restore(envs)
         now = now.where(envs, self._remeasured(envs, slots, last))
         self._governor.restored(envs, now.loss)
         return slots, now, events.entered
@@ -315,7 +307,7 @@ class Environment:
 
     def _remeasured(self, envs: Tensor, slots: Slots, last: bool) -> Measured:
         """Measure some hosts with their fossils, without training; the figures of the others are NaN."""
-        committed = {env: self._committed(env, slots) for env in envs.nonzero().flatten().tolist()}
+        committed = {env: fossil_settings(slots, env, self.space.slots) for env in envs.nonzero().flatten().tolist()}
         for env, settings in committed.items():
             self._ledger.validation(env, settings)
 
@@ -324,18 +316,6 @@ class Environment:
             return run.measure(committed[env]) if env in committed else run.unmeasured()
 
         return self._ledger.measured(self._transfer(self._each(measure)), slots, last)
-
-    def _save_fossils(self, new: Tensor, slots: Slots) -> None:
-        """A later rollback must find every fossil; the host around it is saved only if it is sound."""
-        self._save(new.any(1) & self._governor.sound(), slots)
-        for env in (new.any(1) & ~self._governor.sound()).nonzero().flatten().tolist():
-            names = [name for name, here in zip(self.space.slots, new[env].tolist(), strict=True) if here]
-            self._saved[env] = adopt(self._saved[env], self._runs[env].snapshot(names), names)
-
-    def _save(self, envs: Tensor, slots: Slots) -> None:
-        """Keep a copy of some hosts with their fossils; the older copy is let go."""
-        for env in envs.nonzero().flatten().tolist():
-            self._saved[env] = self._runs[env].snapshot(self._committed(env, slots).keys())
 
     def _observe(self) -> Observation:
         return observe(self._view, legal(self._slots, self.space, self.rules))

@@ -15,6 +15,20 @@ from esper.evaluation.report import Source, picked, report, verdict
 from esper.evaluation.results import FIGURES, Task, shared, sort
 from esper.evaluation.statistics import difference
 
+TOLD = "evaluation.json"
+
+
+def told(directory: Path) -> dict[str, Any]:
+    """What an evaluation has said of itself: how its episodes came about, and their figures; empty if it has not."""
+    path = directory / TOLD
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+        return {"remarks": [f"{path}: cannot be read; how its episodes came about is not known."]}
+    return found if isinstance(found, dict) else {}
+
 
 def conclude(
     lines: Sequence[Mapping[str, Any]], source: Source, directory: Path, console: Console
@@ -31,9 +45,9 @@ def conclude(
         console.print(remark, soft_wrap=True)
     found = {task.title: _figures(task, picked(task, source.reference)) for task in tasks}
     written = {**asdict(source), "tasks": found}
-    (directory / "evaluation.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
+    (directory / TOLD).write_text(json.dumps(written, indent=2), encoding="utf-8")
     paths = write(directory, *report(tasks, source))
-    console.print(f"{directory}/{', '.join(path.name for path in paths)}, evaluation.json", soft_wrap=True)
+    console.print(f"{directory}/{', '.join(path.name for path in paths)}, {TOLD}", soft_wrap=True)
     return found
 
 

@@ -1,7 +1,7 @@
 """Hosts that grow: seeds grafted, trained behind the host, blended, removed."""
 
 from esper.growth.export import Grown, export, load_grown
-from esper.growth.model import GrowingHost, Mode, Setting, Settings, seed_settings
+from esper.growth.model import GrowingHost, Mode, Setting, Settings, fossil_settings, seed_settings
 from esper.growth.optimizer import HOST, GrowthOptimizer, Schedule
 from esper.growth.seed import Seed
 from esper.growth.snapshot import Snapshot, adopt, restore, snapshot
@@ -19,6 +19,7 @@ __all__ = [
     "Snapshot",
     "adopt",
     "export",
+    "fossil_settings",
     "load_grown",
     "restore",
     "seed_settings",

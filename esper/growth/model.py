@@ -48,6 +48,13 @@ def seed_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, S
     return result
 
 
+def fossil_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, Setting]:
+    """How the fossils of one environment take part; no other seed does."""
+    fossils = (slots.stage[env] == Stage.FOSSILIZED).tolist()
+    every = seed_settings(slots, env, names)
+    return {name: every[name] for name, fossil in zip(names, fossils, strict=True) if fossil}
+
+
 class _Isolated(torch.autograd.Function):
     """Passes on the seed's output; the gradient at the slot goes to the seed, and unchanged to the host before it."""
 

@@ -113,13 +113,13 @@ def test_an_exploding_learning_rate_is_caught() -> None:
 def test_snapshots_are_taken_only_of_sound_hosts_and_one_is_kept() -> None:
     env = environment("governor.snapshot_every=1")
     run_to(env, {}, 2)
-    saved = list(env._saved)
+    saved = list(env._keeper.saved)
     poison(env, 0)
     env.step(act(env.space, WAIT, WAIT))
-    assert env._saved[0] is saved[0]
-    assert env._saved[1] is not saved[1]
-    assert len(env._saved) == 2
-    assert all(value.isfinite().all() and value.device.type == "cpu" for value in env._saved[0].weights.values())
+    assert env._keeper.saved[0] is saved[0]
+    assert env._keeper.saved[1] is not saved[1]
+    assert len(env._keeper.saved) == 2
+    assert all(value.isfinite().all() and value.device.type == "cpu" for value in env._keeper.saved[0].weights.values())
 
 
 def test_after_a_rollback_the_past_is_forgotten() -> None:
@@ -135,12 +135,13 @@ def test_after_a_rollback_the_past_is_forgotten() -> None:
 def test_a_fossil_of_an_unsound_host_is_saved_without_the_host() -> None:
     env = environment()
     run_to(env, {0: GERMINATE}, 6)
-    good = env._saved[0]
+    good = env._keeper.saved[0]
     env._governor._strikes[0] = 1
     with torch.no_grad():
         env.model(0).host.segments[-1][-1].bias += 200
-    env._save_fossils(torch.tensor([[False, True, False], [False, False, False]]), env._slots)
-    saved = env._saved[0]
+    new = torch.tensor([[False, True, False], [False, False, False]])
+    env._keeper.save_fossils(new, env._governor.sound(), env._slots)
+    saved = env._keeper.saved[0]
     assert saved.seeds == {**good.seeds, "block2": ("conv_light", 0)}
     bias = next(name for name in good.weights if name.startswith("host.segments.3") and name.endswith("bias"))
     assert torch.equal(saved.weights[bias], good.weights[bias])

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from esper.comparison import check_arms
 from esper.config import build_environment, check
-from esper.evaluate import check_arms, cli
+from esper.evaluate import cli
 from esper.records import read
 from esper.resume import RUN, find
 from tests.environment_kit import SMALL, config, text_config
