@@ -221,8 +221,8 @@ def conclude(config: DictConfig, directory: Path, console: Console, module: PPO,
     console.print(f"  tensorboard --logdir {directory}", soft_wrap=True)
     longer = f"rounds={2 * config.rounds}" if config.decisions is None else f"decisions={2 * config.decisions}"
     console.print(f"  python -m esper.run resume={directory} {longer}", soft_wrap=True)
-    if (CONF / "experiment" / f"{config.name}.yaml").is_file() and grows(config):
-        console.print(f"  python -m esper.evaluate +experiment={config.name}", soft_wrap=True)
+    if grows(config):
+        console.print(f"  python -m esper.evaluate ckpt={directory}", soft_wrap=True)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")

@@ -62,3 +62,16 @@ def test_the_page_on_the_observation_is_made_from_the_table() -> None:
     page = Path(__file__).parent.parent.parent / "docs" / "observation.md"
     assert page.read_text() == table.document()
     assert f"| `{table.PER_SLOT[-1].name}` | {table.PER_SLOT[-1].width} |" in table.document()
+
+
+def test_some_rows_of_an_observation_are_what_those_environments_see() -> None:
+    env = environment("environment.steps=3", envs=2)
+    env.reset([1, 2])
+    both = env.step(torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0]])).observation
+    second = both.rows(slice(1, 2))
+    assert torch.equal(second.base, both.base[1:])
+    assert torch.equal(second.masks.slot, both.masks.slot[1:])
+    assert torch.equal(second.masks.others["blueprint"], both.masks.others["blueprint"][1:])
+    assert torch.equal(second.view.slots.stage, both.view.slots.stage[1:])
+    assert torch.equal(second.view.now.score, both.view.now.score[1:])
+    assert (second.view.step, second.view.steps) == (1, 3)

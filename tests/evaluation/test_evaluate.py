@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
 from esper.comparison import check_arms
 from esper.config import build_environment, check
-from esper.evaluate import cli
+from esper.data.tokens import from_state
+from esper.evaluate import cli, evaluate
+from esper.evaluation.arms import ARMS
+from esper.growth import load_grown
 from esper.records import read
 from esper.resume import RUN, find
 from tests.environment_kit import SMALL, config, text_config
@@ -278,3 +283,27 @@ def test_a_checkpoint_for_another_action_space_is_refused(
     with pytest.raises(ValueError, match=r"^ckpt=.*last\.ckpt: ") as caught:
         evaluated(tmp_path, f"ckpt={checkpoint}", *overrides)
     assert sentence in str(caught.value)
+
+
+def test_text_is_compared_in_bits_per_byte_and_says_what_embeddings_hold(tmp_path: Path) -> None:
+    arms = ["controllers=[all_seeds,host_flops]", "reference=all_seeds", "episodes=2", "environment.steps=2"]
+    evaluate(text_config(*arms, "export=best"), tmp_path, Console(quiet=True))
+    lines = list(read(tmp_path / "episodes.jsonl"))
+    assert {line["controller"] for line in lines} == {"all_seeds", "host_flops"}
+    assert all(line["score"] < 0 for line in lines)
+    assert lines[0]["embedding_parameters"] == (257 + 16) * 16
+    assert lines[0]["fossils"]["segment1"] == ["mlp_small", "ADD"]
+    text = (tmp_path / "report.md").read_text()
+    assert "Score = -100 x bits per byte on the test split" in text
+    assert "4,368 are embeddings of the host" in text
+    network = load_grown(tmp_path / "grown.pt")
+    tokens = from_state(network.about["data"]["tokenizer"]).encode(["Once"])
+    assert network(torch.tensor(tokens)).shape == (1, 4, 257)
+
+
+def test_the_help_names_every_arm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        typed(tmp_path, "--help")
+    told = capsys.readouterr().out
+    assert all(arm in told for arm in ARMS)
+    assert "python -m esper.evaluate resume=latest" in told
