@@ -18,7 +18,7 @@ from esper.evaluation.played import Played
 from esper.evaluation.report import Source
 from esper.evaluation.runner import Job, play
 from esper.growth import export
-from esper.learners import Learner, load_learner, locate, named
+from esper.learners import Learner, load_learners, locate, named
 from esper.records import read
 from esper.run import chosen_options
 from esper.seeding import derive
@@ -28,14 +28,14 @@ PACKAGES = ("torch", "lightning", "hydra-core", "numpy")
 
 def chosen_arms(config: DictConfig) -> list[str]:
     """The arms that are asked for, and the reference if one of them is made from it."""
-    trained = config.ckpt is not None
+    trained = bool(named(config.ckpt))
     asked = config.controllers
     if asked is None:
         arms = [*USUALLY, "ppo"] if trained else list(USUALLY)
     elif asked == "all":
         arms = [name for name, arm in ARMS.items() if trained or arm.after != "ckpt"]
     else:
-        arms = [asked] if isinstance(asked, str) else list(asked)
+        arms = list(dict.fromkeys([asked] if isinstance(asked, str) else asked))
     for name in arms:
         if name not in ARMS:
             raise ValueError(f"controllers: {name} is unknown; there are {', '.join(ARMS)}, and all for all of them.")
@@ -48,7 +48,7 @@ def chosen_arms(config: DictConfig) -> list[str]:
 
 
 def reference_of(config: DictConfig) -> str:
-    return str(config.reference or ("ppo" if config.ckpt is not None else "schedule"))
+    return str(config.reference or ("ppo" if named(config.ckpt) else "schedule"))
 
 
 def check_arms(config: DictConfig) -> None:
@@ -65,13 +65,15 @@ def check_arms(config: DictConfig) -> None:
         raise ValueError(f"reference={reference}: must be one of {', '.join(allowed)}.")
     arms = chosen_arms(config)
     for name in arms:
-        if ARMS[name].after == "ckpt" and config.ckpt is None:
-            raise ValueError(f"ckpt=null: must name a checkpoint or a run's directory for the arm {name}.")
-    if config.episodes < 2:
-        for name in arms:
-            if name == "ppo_permuted" or (name == "replay" and not config.replay.records):
-                raise ValueError(f"episodes={config.episodes}: must be at least 2 for the arm {name}.")
-    if "best_open_loop" in arms and config.ckpt is None and config.schedules is None:
+        if ARMS[name].after == "ckpt" and not named(config.ckpt):
+            given = "null" if config.ckpt is None else config.ckpt
+            raise ValueError(f"ckpt={given}: must name a checkpoint or a run's directory for the arm {name}.")
+        needs_two = name == "ppo_permuted" or (name == "replay" and not config.replay.records)
+        if config.episodes < 2 and needs_two:
+            raise ValueError(f"episodes={config.episodes}: must be at least 2 for the arm {name}.")
+    if "ppo_permuted" in arms and config.environment.envs < 2:
+        raise ValueError(f"environment.envs={config.environment.envs}: must be at least 2 for the arm ppo_permuted.")
+    if "best_open_loop" in arms and not named(config.ckpt) and config.schedules is None:
         raise ValueError("schedules=null: must be a number for best_open_loop, where no ckpt says how many.")
     if config.schedules is not None and (not isinstance(config.schedules, int) or config.schedules < 1):
         raise ValueError(f"schedules={config.schedules}: must be a whole number of at least 1, or null.")
@@ -94,6 +96,8 @@ def check_export(config: DictConfig, arms: Sequence[str]) -> None:
 def recorded_actions(config: DictConfig) -> list[dict[str, str]]:
     """The actions of the episode that is to be replayed."""
     path, line = config.replay.records, config.replay.line
+    if not isinstance(line, int):
+        raise ValueError(f"replay.line={line}: must be a whole number.")
     episodes = list(read(Path(path)))
     if not episodes:
         raise ValueError(f"replay.records={path}: holds no episodes.")
@@ -114,13 +118,14 @@ class Comparison:
         self.config, self.directory = config, directory
         self.arms = chosen_arms(config)
         self.environment: Environment = build_environment(config)
-        layout = self.environment.layout
-        self.learners: list[Learner] = [load_learner(name, layout) for name in named(config.ckpt)]
+        self.learners: list[Learner] = load_learners(named(config.ckpt), self.environment.layout)
         self.bench = Bench(
             environment=self.environment,
             seeds=[derive("evaluation", config.seed, index) for index in range(config.episodes)],
             rule=lambda name: build(config.controller[name], space=self.environment.space, _partial_=False),
+            settings=lambda name: plain(config.controller[name]),
             learners={learner.label: self._acting(learner) for learner in self.learners},
+            weights={learner.label: learner.weights for learner in self.learners},
             repeated=recorded_actions(config) if config.replay.records and "replay" in self.arms else None,
         )
         host = chosen_options().get("host", config.host._target_.rpartition(".")[2])
@@ -132,14 +137,18 @@ class Comparison:
 
     def play(self, progress: Progress) -> None:
         """All arms: those that need nothing first, then those that are made from the reference's episodes."""
-        free = [name for name in self.arms if ARMS[name].after != "reference" and name != "best_open_loop"]
-        self._play(progress, self.played, [job for name in free for job in ARMS[name].jobs(self.bench)], test=True)
-        if "best_open_loop" in self.arms:
+        late = [name for name in self.arms if ARMS[name].after == "reference"]
+        searched = [name for name in self.arms if name == "best_open_loop"]
+        self._play(progress, self.played, self.jobs([n for n in self.arms if n not in (*late, *searched)]), test=True)
+        if searched:
             self.bench.timetable = self._search(progress)
+            self._play(progress, self.played, self.jobs(searched), test=True)
         seeds = set(self.bench.seeds)
         self.bench.reference = [line for line in self.played.of(reference_of(self.config)) if line["seed"] in seeds]
-        rest = [name for name in self.arms if name not in free]
-        self._play(progress, self.played, [job for name in rest for job in ARMS[name].jobs(self.bench)], test=True)
+        self._play(progress, self.played, self.jobs(late), test=True)
+
+    def jobs(self, arms: Sequence[str]) -> list[Job]:
+        return [job for name in arms for job in ARMS[name].jobs(self.bench)]
 
     def _search(self, progress: Progress) -> list[Entry]:
         """The best of many random timetables, by what it came to on validation, on a seed of its own."""
@@ -148,11 +157,13 @@ class Comparison:
         seeds = [derive("timetable", self.config.seed, index) for index in range(count)]
         tried = Played(self.directory / "search.jsonl", {})
         jobs = [
-            Job("search", None, (seed,), Schedule(space, random_entries(space, steps, seed)), Start()) for seed in seeds
+            Job("search", None, (seed,), Schedule(space, random_entries(space, steps, seed)), Start(), "chance")
+            for seed in seeds
         ]
         self._play(progress, tried, jobs, test=False)
-        lines = [line for line in tried.lines if line["seed"] in set(seeds) and line["selection_score"] is not None]
-        best = max(lines, key=lambda line: line["selection_score"])
+        lines = [line for line in tried.lines if line["seed"] in set(seeds)]
+        self._searched = len(lines), sum(line["flops"] for line in lines) / 1e9
+        best = max(lines, key=_selection)
         return random_entries(space, steps, best["seed"])
 
     def _play(self, progress: Progress, played: Played, jobs: Sequence[Job], *, test: bool) -> None:
@@ -184,46 +195,64 @@ class Comparison:
         )
 
     def _timetable(self) -> list[str]:
-        """What the search has found, in words."""
-        if "best_open_loop" not in self.arms or not self.played.of("best_open_loop"):
+        """What the search has found and cost, in words."""
+        if self.bench.timetable is None:
             return []
         entries = sorted(self.bench.timetable, key=lambda entry: entry.at)
         told = "; ".join(f"{e.blueprint[0]} in {e.slot} at step {e.at:.0f}, blended by {e.blend}" for e in entries)
-        return [f"best_open_loop found this timetable: {told or 'nothing is grown'}."]
+        count, gflops = self._searched
+        return [
+            f"best_open_loop is the best of {count} timetables, whose search took {gflops:,.0f} GFLOPs that no episode "
+            f"is charged for: {told or 'nothing is grown'}."
+        ]
 
     def export(self, which: str | int) -> Path:
         """Play the episode that is meant once more, and keep the network it ends with."""
         line = self._meant(which)
-        jobs = ARMS[line["controller"]].jobs(self.bench)
-        key = (line["controller"], line["learner"], line["seed"])
-        (job,) = [job for job in jobs if key in job.keys]
-        play(self.environment, [job], {}, lambda: None, test=False)
-        env, config = job.keys.index(key), self.config
-        arguments = {name: value for name, value in plain(config.host).items() if name != "_target_"}
+        key = (line["controller"], line["learner"], line["seed"], line["origin"])
+        job = next((job for job in self.jobs([n for n in self.arms if n == key[0]]) if key in job.keys), None)
+        if job is None:
+            raise ValueError(f"export={which}: {key[0]} on seed {key[2]} is no episode that this evaluation plays.")
+        env = job.keys.index(key)
+        again = play(self.environment, [job], {}, lambda: None, test=False)[env]
+        for name in ("fossils", "parameters", "selection_score"):
+            if again[name] != line[name]:
+                raise ValueError(
+                    f"export={which}: played again, {key[0]} on seed {key[2]} ends with {name} {again[name]}, not "
+                    f"{line[name]}; hosts are not trained here as they were then."
+                )
+        arguments = {name: value for name, value in plain(self.config.host).items() if name != "_target_"}
         told = ("controller", "learner", "seed", "score", "test_score", "validation_score", "parameters", "flops")
-        path = self.directory / "grown.pt"
+        path = self.directory / f"grown_{self.played.all.index(line)}.pt"
         export(
             path,
             self.environment.model(env),
             self.environment.committed(env),
-            host={"target": config.host._target_, "arguments": arguments},
+            host={"target": self.config.host._target_, "arguments": arguments},
             about={
                 **{name: line.get(name) for name in told},
                 "data": self.environment.data.preparation(),
-                "precision": str(config.environment.precision),
+                "precision": str(self.config.environment.precision),
             },
         )
         return path
 
     def _meant(self, which: str | int) -> dict[str, Any]:
-        lines, seeds = self.played.lines, set(self.bench.seeds)
         if isinstance(which, int):
-            if not 0 <= which < len(lines):
-                raise ValueError(f"export={which}: must be between 0 and {len(lines) - 1}.")
-            return lines[which]
-        mine = [line for line in lines if line["seed"] in seeds and line["controller"] in self.arms]
-        chosen = [line for line in mine if which in ("best", line["controller"])]
-        return max(chosen, key=lambda line: line["selection_score"] or float("-inf"))
+            if self.played.complaints:
+                raise ValueError(f"export={which}: lines cannot be counted where some cannot be read; name an arm.")
+            if which >= len(self.played.all):
+                raise ValueError(f"export={which}: must be below the {len(self.played.all)} episodes that were played.")
+            return self.played.all[which]
+        mine = [line for line in self.played.lines if line["seed"] in set(self.bench.seeds)]
+        chosen = [line for line in mine if line["controller"] in self.arms and which in ("best", line["controller"])]
+        return max(chosen, key=_selection)
+
+
+def _selection(line: dict[str, Any]) -> float:
+    """What an episode may be chosen by: its score on validation."""
+    score = line["selection_score"]
+    return float("-inf") if score is None else float(score)
 
 
 def plain(node: DictConfig) -> dict[str, Any]:

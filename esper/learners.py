@@ -1,5 +1,6 @@
 """Trained controllers: their checkpoints, the configurations beside these, and the policies inside."""
 
+import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from esper.config import build, compose_config
 from esper.controllers import Policy
@@ -25,8 +27,9 @@ BACKWARD = 3  # an update's pass forward and back, in passes forward
 class Learner:
     """A trained controller."""
 
-    label: str  # by which episodes name it
+    label: str  # by which episodes name it: where its checkpoint is
     policy: Policy
+    weights: str  # a digest of them
     about: Mapping[str, Any]  # plain data: how it was trained
 
 
@@ -65,7 +68,7 @@ def named(value: object) -> list[str]:
 def beside(arguments: Sequence[str]) -> list[str]:
     """A command line whose task, unless an experiment is typed, is that of the first checkpoint it names."""
     given = [argument for argument in arguments if key_of(argument) == "ckpt"]
-    if not given or "experiment" in map(key_of, arguments):
+    if not given or {"experiment", "resume"} & set(map(key_of, arguments)):
         return list(arguments)
     try:
         names = named(OverridesParser.create().parse_override(given[-1]).value())
@@ -123,7 +126,26 @@ def load_learner(name: str, layout: Layout) -> Learner:
         "trained_on": _task(run),
         "command": f"python -m esper.run {shlex.join(overrides_of(run))}",
     }
-    return Learner(str(path), policy.eval(), about)
+    return Learner(str(path.resolve()), policy.eval(), _digest(weights), about)
+
+
+def load_learners(names: Sequence[str], layout: Layout) -> list[Learner]:
+    """Several trained controllers; each must come from a run of its own, or they would count for more than they are."""
+    found: dict[Path, str] = {}
+    for name in names:
+        run = run_of(locate(name)).resolve()
+        if run in found:
+            raise ValueError(f"ckpt: {found[run]} and {name} are of one run; each must be a controller of its own.")
+        found[run] = name
+    return [load_learner(name, layout) for name in names]
+
+
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for name in sorted(weights):
+        found.update(name.encode())
+        found.update(weights[name].cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
 def transferable(saved: Mapping[str, Any], here: Layout, path: Path) -> None:

@@ -16,7 +16,12 @@ VERSION = 2
 MEASURED = (
     "train_loss", "train_accuracy", "loss", "accuracy", "score", "gradient_norm", "health", "parameters", "flops",
 )  # fmt: skip
-NEEDED = ("controller", "seed", "data", "slots", "fossils", "host_parameters", "parameters", "flops", "score")
+NEEDED = {  # what an episode is compared by, and of which kind it is
+    "controller": str, "seed": int, "data": str, "slots": list, "fossils": dict, "host_parameters": int,
+    "parameters": float, "parameters_peak": float, "parameters_mean": float, "flops": float | int,
+    "score": float | int | None,
+}  # fmt: skip
+STEP = {"action", "score", "stage", "alpha", "blueprint", "entered", "contribution"}
 MEASURED_BY_SLOT = ("contribution", "progress", "seed_gradient_norm", "seed_health", "promise")
 
 
@@ -177,5 +182,8 @@ def _flaw(found: object) -> str | None:
         return "is no episode record"
     if found.get("version") != VERSION:
         return f"is an episode record of version {found.get('version')}, not {VERSION}"
-    missing = [key for key in NEEDED if key not in found]
-    return f"is an episode record without {', '.join(missing)}" if missing else None
+    wrong = [key for key, kinds in NEEDED.items() if key not in found or not isinstance(found[key], kinds)]
+    steps = [step for step in found["steps"] if isinstance(step, dict) and set(step) >= STEP]
+    if not steps or len(steps) < len(found["steps"]):
+        wrong.append("steps")
+    return f"is an episode record without a proper {', '.join(wrong)}" if wrong else None

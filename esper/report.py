@@ -27,8 +27,7 @@ def gather(directory: Path) -> tuple[list[dict[str, Any]], Source]:
     lines, complaints = salvage(path)
     if not any("kind" in line for line in lines):
         about = told(directory)
-        kept = {key: about[key] for key in ("commands", "versions", "learners", "reference") if key in about}
-        return lines, Source(**kept, remarks=[*complaints, *about.get("remarks", [])])
+        return lines, Source(**{**about, "remarks": [*complaints, *about.get("remarks", [])]})
     return _last_held_out(lines, directory), Source(remarks=complaints)
 
 

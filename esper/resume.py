@@ -86,7 +86,7 @@ def find(name: str, kind: Kind = RUN) -> Path:
     if name != "latest":
         directory = Path(name)
         if not kind.is_one(directory):
-            raise SystemExit(f"resume={name}: is no directory of a {kind.word}; it has no .hydra/config.yaml of one.")
+            raise SystemExit(f"resume={name}: is no {kind.word}'s directory; it has no .hydra/config.yaml of one.")
         return directory
     begun = [path for path in OUTPUTS.glob(f"**/{kind.file}") if kind.is_one(path.parent)]
     if not begun:

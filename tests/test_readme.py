@@ -23,7 +23,7 @@ def take_home(path: Path) -> None:
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_the_python_of_the_readme_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    take_home(Path("outputs/evaluate/DATE_TIME/grown.pt"))
+    take_home(Path("outputs/evaluate/DATE_TIME/grown_57.pt"))
     names: dict[str, object] = {}
     exec(code, names)
     if "model" in names:

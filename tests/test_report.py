@@ -17,7 +17,7 @@ def directory(path: Path, lines: list[dict[str, object]], **told: object) -> Pat
 
 
 def some(arm: str, score: float, **changes: object) -> list[dict[str, object]]:
-    return [line(arm, seed, score + seed, **changes) for seed in range(6)]
+    return [line(arm, seed, score + seed, **changes) for seed in range(10)]
 
 
 def test_several_runs_make_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,13 +41,13 @@ def test_lines_that_cannot_be_read_are_counted_and_named(tmp_path: Path, capsys:
     told = capsys.readouterr().out + (where / "report.md").read_text()
     path = where / "episodes.jsonl"
     for complaint in (
-        f"{path}: line 7 is an episode record of version 1, not 2; it is left out.",
-        f"{path}: line 8 is no episode record; it is left out.",
-        f"{path}: line 9 is no JSON; it is left out.",
-        f"{path}: line 11 was cut off; it is left out.",
+        f"{path}: line 11 is an episode record of version 1, not 2; it is left out.",
+        f"{path}: line 12 is no episode record; it is left out.",
+        f"{path}: line 13 is no JSON; it is left out.",
+        f"{path}: line 15 was cut off; it is left out.",
     ):
         assert told.count(complaint) == 2  # on the screen, and in the report
-    assert "4 lines could not be read, 7 could." in told
+    assert "4 lines could not be read, 11 could." in told
 
 
 def test_held_out_episodes_of_a_training_run_are_reported_as_validation(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_held_out_episodes_of_a_training_run_are_reported_as_validation(tmp_path
     assert list(found) == ["a host on synthetic, validation split"]
     figures = found["a host on synthetic, validation split"]
     assert sorted(figures) == ["ppo, greedy", "ppo, sampled"]
-    assert figures["ppo, greedy"]["score"]["value"] == 42.5
+    assert figures["ppo, greedy"]["score"]["value"] == 44.5
 
 
 @pytest.mark.parametrize(

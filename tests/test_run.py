@@ -178,7 +178,7 @@ def refused(where: Path, *typed: str) -> str:
         ("callbacks.checkpoints.best=nothing", r"^callbacks.checkpoints.best=nothing: is reported by no run"),
         ("policy.floors={slt: 0.1}", r"^policy.floors={'slt': 0.1}: must be in \[0, 1\) by head"),
         ("device=cuda", r"^device=cuda: there is no CUDA device here"),
-        ("resume=nowhere", r"^resume=nowhere: is no directory of a run"),
+        ("resume=nowhere", r"^resume=nowhere: is no run's directory"),
         ("resume=latest", r"^resume=latest: there is no run under outputs/ here\.$"),
     ],
 )
@@ -195,8 +195,8 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(tmp_path: Path, typed: s
         ("policy.hidden=32", r"^policy.hidden=32: the checkpoint .* has 16\.$"),
         ("seed=5", r"^seed=5: a resumed run keeps its seed=0\.$"),
         ("actions=full", r"^options: this run has"),
-        ("+experiment=cifar_ppo", r"^\+experiment=cifar_ppo: a resumed run stays the run it is"),
-        ("debug=fast", r"^\+debug=fast: a resumed run stays the run it is"),
+        ("+experiment=cifar_ppo", r"^\+experiment=cifar_ppo: a resumed run stays what it is"),
+        ("debug=fast", r"^\+debug=fast: a resumed run stays what it is"),
         ("rounds=3", r"^rounds=3: 4 are done already\.$"),
     ],
 )

@@ -1,6 +1,6 @@
 """Who decides about growth."""
 
-from esper.controllers.chance import Chance, fitted_rates
+from esper.controllers.chance import Chance, calibrated_rates
 from esper.controllers.controller import Controller
 from esper.controllers.distribution import Factored, Logits
 from esper.controllers.fragrow import Fragrow
@@ -30,6 +30,6 @@ __all__ = [
     "RunningStatistics",
     "Schedule",
     "State",
-    "fitted_rates",
+    "calibrated_rates",
     "random_entries",
 ]

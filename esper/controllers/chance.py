@@ -1,15 +1,18 @@
 """Growth by chance."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from esper.environment import Observation
-from esper.lifecycle import ActionSpace, Masks, Op
+from esper.lifecycle import ActionSpace, Masks, Measurements, Op, Rules, Slots, apply, legal, tick
 from esper.seeding import generator
 
-ROUNDS = 500  # of the fit of rates, which gains digits geometrically
+ROUNDS = 30  # of calibration
+EPISODES = 512  # in each
+LEAST = 1e-6  # rate of an op that is wanted at all
+SMALL = 0.01  # ops an episode; keeps what never comes out from growing without bound
 
 
 class Chance:
@@ -58,20 +61,39 @@ def _draw(weights: Tensor, draws: torch.Generator) -> int:
     return int(torch.multinomial(weights, 1, generator=draws))
 
 
-def fitted_rates(choices: Sequence[tuple[Collection[str], str]]) -> dict[str, float]:
-    """Rates with which chance, where the given choices were made, would choose each op as often as they do.
+def calibrated_rates(space: ActionSpace, rules: Rules, steps: int, wanted: Mapping[str, float]) -> dict[str, float]:
+    """Rates with which chance takes each op as often as wanted, in the mean over episodes of so many steps.
 
-    A choice is the ops that were legal, and the one that was taken. What is rarely legal must weigh more to be taken
-    as often; these weights are the likeliest of a choice by weights (Luce), found by Hunter's iteration.
+    What is rarely legal must weigh more to be taken as often, and what is legal depends on what was taken before. So
+    episodes of slots without hosts are played by chance, and rates moved until the ops come out as wanted; ops that
+    cannot come out so often are taken as often as they can be.
     """
-    taken = {op: sum(chosen == op for _, chosen in choices) for op in sorted({chosen for _, chosen in choices})}
-    rates = dict.fromkeys(taken, 1.0)
+    target = torch.tensor([float(wanted.get(op.name, 0.0)) for op in space.ops])
+    rates = target / target.sum()
     for _ in range(ROUNDS):
-        sums = [sum(rates.get(op, 0.0) for op in legal) for legal, _ in choices]
-        shares = {
-            op: sum(1 / total for (legal, _), total in zip(choices, sums, strict=True) if op in legal) for op in taken
-        }
-        rates = {op: taken[op] / shares[op] for op in taken}
-        total = sum(rates.values())
-        rates = {op: rate / total for op, rate in rates.items()}
-    return rates
+        taken = _taken(space, rules, steps, rates)
+        rates = rates * ((target + SMALL) / (taken + SMALL)).sqrt()  # the root, lest it swings
+        rates = (rates / rates.sum()).clamp(min=LEAST) * (target > 0)
+    return {op.name: rate for op, rate in zip(space.ops, rates.tolist(), strict=True) if rate > 0}
+
+
+def _taken(space: ActionSpace, rules: Rules, steps: int, rates: Tensor) -> Tensor:
+    """How often each op is taken in an episode of slots without a host: [ops]; the same draws in every call."""
+    draws = generator("calibration", 0)
+    slots = Slots.empty(EPISODES, len(space.slots))
+    count = torch.zeros(len(space.ops))
+    waits = torch.eye(len(space.ops))[space.ops.index(Op.WAIT)]
+    measured = Measurements(torch.zeros_like(slots.alpha), torch.ones_like(slots.alpha))
+    for _ in range(steps):
+        masks = legal(slots, space, rules)
+        weights = rates * masks.op
+        op = torch.multinomial(torch.where(weights.sum(1, keepdim=True) > 0, weights, waits), 1, generator=draws)[:, 0]
+        columns = [op]
+        for head in space.heads[1:]:
+            mask = masks.under(head.name, op).float()
+            mask = torch.where(mask.sum(1, keepdim=True) > 0, mask, torch.ones_like(mask))
+            columns.append(torch.multinomial(mask, 1, generator=draws)[:, 0])
+        count += torch.bincount(op, minlength=len(count)) / EPISODES
+        slots, _ = apply(slots, torch.stack(columns, 1), space, rules)
+        slots, _ = tick(slots, measured, space, rules)
+    return count

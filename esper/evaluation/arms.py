@@ -1,12 +1,13 @@
 """The arms of a comparison: what each is, what it controls for, and the episodes it plays."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from esper.controllers import Chance, Controller, Entry, Learned, Nothing, Permuted, Replay, Schedule, fitted_rates
+from esper.controllers import Chance, Controller, Entry, Learned, Nothing, Permuted, Replay, Schedule, calibrated_rates
 from esper.environment import Environment, Start
-from esper.evaluation.runner import Job
+from esper.evaluation.runner import Job, digest
 from esper.lifecycle import Blend
 
 USUAL = ("conv_light", "mlp_small")  # what fills every slot: the first that the host can have
@@ -20,26 +21,29 @@ class Bench:
         environment: where they play
         seeds: of the episodes, the same for each arm
         rule: builds a hand-written controller by the name of its arm
+        settings: what that controller is built from, as plain data
         learners: trained controllers by their label
+        weights: a digest of each of them
         reference: finished episodes of the arm that others are made from
-        timetable: what a search for a schedule has found
+        timetable: what a search for a schedule has found; None before
         repeated: actions of a recorded episode that `replay` repeats; None is those of the reference
     """
 
     environment: Environment
     seeds: Sequence[int]
     rule: Callable[[str], Controller[Any]]
-    learners: Mapping[str, Learned]
+    settings: Callable[[str], object]
+    learners: Mapping[str, Learned] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
     reference: list[Mapping[str, Any]] = field(default_factory=list)
-    timetable: Sequence[Entry] = ()
+    timetable: Sequence[Entry] | None = None
     repeated: Sequence[Mapping[str, str]] | None = None
 
-    def each(
-        self, arm: str, controller: Controller[Any], learner: str | None = None, start: Start | None = None
-    ) -> list[Job]:
-        """The same for every seed."""
+    def each(self, arm: str, controller: Controller[Any], made_from: object, start: Start | None = None) -> list[Job]:
+        """The same for every seed, by no trained controller."""
         how = Start() if start is None else start
-        return [Job(arm, learner, (seed,), controller, how) for seed in self.seeds]
+        rule = digest([made_from, asdict(how)])
+        return [Job(arm, None, (seed,), controller, how, rule, rule) for seed in self.seeds]
 
     def still(self) -> Nothing:
         return Nothing(self.environment.space)
@@ -53,31 +57,35 @@ class Bench:
 
 
 def _rule(arm: str) -> Callable[[Bench], list[Job]]:
-    return lambda bench: bench.each(arm, bench.rule(arm))
+    return lambda bench: bench.each(arm, bench.rule(arm), bench.settings(arm))
 
 
 def _all_seeds(bench: Bench) -> list[Job]:
     space = bench.environment.space
     blueprint = next((name for name in USUAL if name in space.blueprints), space.blueprints[0])
     start = Start(fossils=dict.fromkeys(space.slots, (blueprint, Blend.ADD.name)))
-    return bench.each("all_seeds", bench.still(), start=start)
+    return bench.each("all_seeds", bench.still(), None, start)
 
 
 def _ppo(bench: Bench) -> list[Job]:
-    return [job for label, learned in bench.learners.items() for job in bench.each("ppo", learned, label)]
+    return [
+        Job("ppo", label, (seed,), learned, Start(), digest([bench.weights[label], bench.settings("ppo")]))
+        for label, learned in bench.learners.items()
+        for seed in bench.seeds
+    ]
 
 
 def _permuted(bench: Bench) -> list[Job]:
-    """In pairs, so that it does not depend on how many play at once; an odd one joins the last pair."""
+    """In pairs, so that it does not depend on how many play at once; an odd one is shown the first, for it alone."""
     seeds = list(bench.seeds)
-    pairs = [seeds[index : index + 2] for index in range(0, len(seeds) - 1, 2)] or [seeds]
-    if len(seeds) % 2 and len(seeds) > 1:
-        pairs[-1].append(seeds[-1])
-    return [
-        Job("ppo_permuted", label, tuple(pair), Permuted(learned), Start())
-        for label, learned in bench.learners.items()
-        for pair in pairs
-    ]
+    pairs = [(seeds[index : index + 2] + seeds[:1])[:2] for index in range(0, len(seeds), 2)]
+    jobs = []
+    for label, learned in bench.learners.items():
+        for index, pair in enumerate(pairs):
+            origin = digest([bench.weights[label], bench.settings("ppo"), pair])
+            recorded = min(2, len(seeds) - 2 * index)
+            jobs.append(Job("ppo_permuted", label, tuple(pair), Permuted(learned), Start(), origin, recorded=recorded))
+    return jobs
 
 
 def _static(arm: str, *, grown: bool, matched: bool) -> Callable[[Bench], list[Job]]:
@@ -86,40 +94,48 @@ def _static(arm: str, *, grown: bool, matched: bool) -> Callable[[Bench], list[J
     def jobs(bench: Bench) -> list[Job]:
         found = []
         for line in bench.reference:
-            fossils = (
-                {slot: (blueprint, blend) for slot, (blueprint, blend) in line["fossils"].items()} if grown else {}
-            )
-            batches = bench.environment.batches_for(line["flops"], fossils) if matched else None
-            start = Start(fossils=fossils, batches=batches)
-            found.append(Job(arm, line["learner"], (line["seed"],), bench.still(), start))
+            kept = {slot: (blueprint, blend) for slot, (blueprint, blend) in line["fossils"].items()} if grown else {}
+            batches = bench.environment.batches_for(line["flops"], kept) if matched else None
+            start = Start(fossils=kept, batches=batches)
+            origin = digest([line["controller"], asdict(start)])
+            found.append(Job(arm, line["learner"], (line["seed"],), bench.still(), start, origin, line["controller"]))
         return found
 
     return jobs
 
 
 def _random_rate(bench: Bench) -> list[Job]:
-    jobs = []
+    environment, jobs = bench.environment, []
     for label, lines in bench.reference_by_learner().items():
-        choices = [(step["legal"], step["action"]["op"]) for line in lines for step in line["steps"]]
-        jobs += bench.each("random_rate", Chance(bench.environment.space, fitted_rates(choices)), label)
+        ops = Counter(step["action"]["op"] for line in lines for step in line["steps"])
+        wanted = {op: count / len(lines) for op, count in ops.items()}
+        rates = calibrated_rates(environment.space, environment.rules, environment.steps, wanted)
+        chance, told = Chance(environment.space, rates), lines[0]["controller"]
+        jobs += [
+            Job("random_rate", label, (seed,), chance, Start(), digest([told, wanted]), told) for seed in bench.seeds
+        ]
     return jobs
 
 
 def _replay(bench: Bench) -> list[Job]:
-    """Each seed is given what the reference did on the seed before it."""
+    """Seeds in pairs are given what the reference did on the other; an odd one what it did on the one before."""
     space = bench.environment.space
     if bench.repeated is not None:
-        return bench.each("replay", Replay(space, bench.repeated))
+        return bench.each("replay", Replay(space, bench.repeated), bench.repeated)
     jobs = []
     for label, lines in bench.reference_by_learner().items():
-        for before, line in zip([lines[-1], *lines[:-1]], lines, strict=True):
-            actions = [step["action"] for step in before["steps"]]
-            jobs.append(Job("replay", label, (line["seed"],), Replay(space, actions), Start()))
+        for index, line in enumerate(lines):
+            other = lines[index - 1 if index % 2 or index + 1 == len(lines) else index + 1]
+            actions = [step["action"] for step in other["steps"]]
+            origin, told = digest([other["controller"], actions]), other["controller"]
+            jobs.append(Job("replay", label, (line["seed"],), Replay(space, actions), Start(), origin, told))
     return jobs
 
 
 def _best_open_loop(bench: Bench) -> list[Job]:
-    return bench.each("best_open_loop", Schedule(bench.environment.space, bench.timetable))
+    assert bench.timetable is not None
+    made_from = [asdict(entry) for entry in bench.timetable]
+    return bench.each("best_open_loop", Schedule(bench.environment.space, bench.timetable), made_from)
 
 
 @dataclass(frozen=True)
@@ -149,7 +165,7 @@ ARMS = {
     "schedule": Arm("a fixed timetable, fossilised as soon as legal", _rule("schedule")),
     "best_open_loop": Arm(
         "the best of as many random timetables as the learned controllers had episodes to learn from, chosen by "
-        "validation on other seeds: the strongest rule that does not look",
+        "validation on other seeds, an episode each: a strong rule that does not look",
         _best_open_loop,
     ),
     "heuristic": Arm("plateau rules", _rule("heuristic")),
@@ -161,7 +177,7 @@ ARMS = {
     "replay": Arm(
         "what the reference did on another seed, repeated: a mere schedule, without feedback", _replay, "reference"
     ),
-    "placebo": Arm("the fixed timetable with seeds that cannot help (a negative control)", _rule("placebo")),
+    "placebo": Arm("the fixed timetable with seeds that can hardly help (a negative control)", _rule("placebo")),
     "ppo": Arm("the learned controller", _ppo, "ckpt"),
     "ppo_permuted": Arm("the learned controller, shown another episode (a negative control)", _permuted, "ckpt"),
 }  # fmt: skip

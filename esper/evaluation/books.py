@@ -1,5 +1,6 @@
 """What arms cost, and what they grew."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,7 +29,8 @@ def books(task: Task, learners: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         Text(
             "Means over episodes, in GFLOPs. Training is forward and backward of the host and of seeds that are "
             "blended in; isolated is what seeds cost while they train behind the host; seeds that were pruned stay "
-            "charged. Peak and mean parameters are over the steps of an episode, undecided seeds included."
+            "charged. Arms matched in FLOPs train for all that the reference spent, its validation and probes "
+            "included. Peak and mean parameters are over the steps of an episode, undecided seeds included."
         ),
     ]
     if task.text:
@@ -53,16 +55,22 @@ def books(task: Task, learners: Mapping[str, Mapping[str, Any]]) -> list[Block]:
 
 
 def use(task: Task) -> list[Block]:
-    """Seeds by blueprint and by slot: how many an episode germinated, kept and pruned, and when the first came."""
+    """How often each op was taken, and what became of seeds, by blueprint and by slot."""
     by_blueprint = [row for name, results in task.arms.items() for row in _by_blueprint(name, results)]
     slots = list(next(iter(task.lines()))["slots"])
+    taken = {step["action"]["op"] for line in task.lines() for step in line["steps"]}
+    ops = [op for op in Op if op.name in taken]
     by_slot = []
     for name, results in task.arms.items():
         lines = list(results.lines.values())
         kept = [_mean(slot in line["fossils"] for line in lines) for slot in slots]
         first = [step for step in map(_first, lines) if step is not None]
         by_slot.append([name, *(f"{share:.2f}" for share in kept), _shown(_mean(first), "{:.1f}")])
-    tables: list[Block] = []
+    by_op = []
+    for name, results in task.arms.items():
+        counts = Counter(step["action"]["op"] for line in results.lines.values() for step in line["steps"])
+        by_op.append([name, *(f"{counts[op.name] / len(results.lines):.2f}" for op in ops)])
+    tables: list[Block] = [Table(("arm", *(f"{op.name} an episode" for op in ops)), by_op)]
     if by_blueprint:
         tables.append(Table(("arm", "blueprint", "germinated", "fossilised", "pruned"), by_blueprint))
     header = ("arm", *(f"fossil in {slot}" for slot in slots), "step of the first germination")

@@ -19,7 +19,7 @@ TOLD = "evaluation.json"
 
 
 def told(directory: Path) -> dict[str, Any]:
-    """What an evaluation has said of itself: how its episodes came about, and their figures; empty if it has not."""
+    """What an evaluation has said of how its episodes came about; empty if it has not."""
     path = directory / TOLD
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -27,7 +27,10 @@ def told(directory: Path) -> dict[str, Any]:
         return {}
     except (OSError, UnicodeDecodeError, json.JSONDecodeError):
         return {"remarks": [f"{path}: cannot be read; how its episodes came about is not known."]}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    kinds = {"commands": list, "remarks": list, "versions": dict, "learners": dict, "reference": str}
+    return {key: found[key] for key, kind in kinds.items() if isinstance(found.get(key), kind)}
 
 
 def conclude(
@@ -56,7 +59,11 @@ def _figures(task: Task, main: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, results in task.arms.items():
         figures = {title: results.figure(title) for title in FIGURES}
-        found[name] = {"controllers": len(results.learners), "seeds": len(results.seeds)}
+        found[name] = {
+            "controllers": len(results.learners),
+            "seeds": len(results.seeds),
+            "episodes": len(results.lines),
+        }
         found[name] |= {title: None if figure is None else asdict(figure) for title, figure in figures.items()}
         mine, theirs = shared([task.arms[main]], [results])
         if name != main and mine:

@@ -19,10 +19,15 @@ class Played:
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self._path, self._about = path, about
-        self.lines: list[dict[str, Any]] = []
+        self.all: list[dict[str, Any]] = []
         self.complaints: list[str] = []
         if path.exists():
-            self.lines, self.complaints = salvage(path)
+            self.all, self.complaints = salvage(path)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """An episode that was played again, because what it is made from had changed, counts as it was played last."""
+        return list({_key(line)[:3]: line for line in self.all}.values())
 
     def of(self, arm: str) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["controller"] == arm]
@@ -43,13 +48,13 @@ class Played:
                 done = self._done()
                 new = [line for line in found if _key(line) not in done]
                 writer.write(*new)
-                self.lines += new
+                self.all += new
         finally:
             writer.close()
 
     def _done(self) -> set[Key]:
-        return {_key(line) for line in self.lines}
+        return {_key(line) for line in self.lines}  # an older one of another origin is not what is wanted
 
 
 def _key(line: Mapping[str, Any]) -> Key:
-    return line["controller"], line["learner"], line["seed"]
+    return line["controller"], line["learner"], line["seed"], line["origin"]

@@ -10,12 +10,11 @@ from esper.evaluation.controls import controls
 from esper.evaluation.document import Block, Code, Picture, Section, Table, Text
 from esper.evaluation.pictures import frontier, profiles
 from esper.evaluation.results import FIGURES, Results, Task, shared
-from esper.evaluation.statistics import DRAWS, Estimate, difference, improvement
+from esper.evaluation.statistics import DRAWS, ENOUGH, Estimate, difference, improvement
 from esper.telemetry import timeline
 
 COLUMNS = 4  # episodes side by side in a picture
 FACTOR = "{:.2f}x"
-ENOUGH = 6  # seeds; fewer agree by chance in more than one case of twenty
 UNDECIDED = "no difference can be told"
 
 
@@ -78,7 +77,7 @@ def interval(figure: Estimate | None, form: str) -> str:
 
 
 def verdict(gap: Estimate, seeds: int) -> str:
-    """A win is claimed only where the interval excludes zero, and chance would seldom let all seeds agree."""
+    """A win is claimed only where the interval excludes zero, on enough seeds."""
     if seeds < ENOUGH or not gap.excludes_zero:
         return UNDECIDED
     return "better" if gap.value > 0 else "worse"
@@ -108,14 +107,14 @@ def _question(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
 def _results(task: Task) -> list[Block]:
     rows = []
     for name, results in sorted(task.arms.items(), key=lambda item: -(_value(item[1], "score"))):
-        played = f"{len(results.learners)} x {len(results.seeds)}"
         cells = [interval(results.figure(title), form) for title, (_, form, _) in FIGURES.items()]
-        rows.append([name, played, *cells])
+        rows.append([name, results.played, *cells])
     what = "-100 x bits per byte" if task.text else "accuracy in points"
     note = (
         f"Score = {what} on the {task.split} split - ln(parameters / host parameters), of the host with its "
         "fossilised seeds. Interquartile means with 95 % bootstrap intervals. Episodes are controllers x seeds; "
-        "GFLOPs hold training, validation, probes and the controller's own passes; seconds are those of one core."
+        "GFLOPs hold training, validation, probes and the controller's own passes; seconds are those of an episode's "
+        "own thread, which shares the machine with others."
     )
     return [Table(("arm", "episodes", *FIGURES), rows), Text(note)]
 
@@ -145,13 +144,19 @@ def _differences(task: Task, main: str) -> list[Block]:
         "probability that an episode scores above one of the other arm (Mann-Whitney). Parameters and FLOPs are "
         f"factors: what {main} has over what the other has."
     )
-    count = len(ours.learners)
-    unit = (
+    return [Table(header, rows), Text(f"{words} {_unit(len(ours.learners)) if main == 'ppo' else ''}".strip())]
+
+
+def _unit(count: int) -> str:
+    """What the intervals speak of."""
+    if count == 1:
+        return "Intervals draw seeds anew; they say nothing of controllers that were trained another time."
+    drawn = (
         f"The unit is the trained controller, of which there are {count}: intervals draw controllers and seeds anew."
-        if count > 1
-        else "Intervals draw seeds anew; they say nothing of controllers that were trained another time."
     )
-    return [Table(header, rows), Text(f"{words} {unit if main == 'ppo' else ''}".strip())]
+    if count >= ENOUGH:
+        return drawn
+    return f"{drawn} So few of them are too few to speak of controllers to come: what is claimed is claimed of these."
 
 
 def _timelines(task: Task, number: int) -> list[Block]:
@@ -202,15 +207,16 @@ def _protocol(tasks: Sequence[Task], source: Source) -> list[Block]:
             Text(
                 f"**{task.title}**: {len(seeds)} episode seeds; {environment.get('steps')} steps of "
                 f"{environment.get('batches')} batches of {environment.get('batch')}; data "
-                f"{', '.join(f'{key}={value}' for key, value in data.items() if not key.startswith('_'))}."
+                f"{_told(data)}; optimizer {_told(task.config.get('optimizer', {}))}.{_acting(task)}"
             )
         )
     blocks.append(
         Text(
-            "Controllers learn on other seeds than these. The test split is read once per episode, at its end; "
-            "rewards, controllers and every choice see the validation split alone. Intervals are percentile "
-            f"bootstraps of {DRAWS:,} draws from a fixed seed, not adjusted for the number of comparisons. A win is "
-            f"claimed only where the interval of the paired difference excludes zero, on {ENOUGH} seeds or more."
+            "Controllers learn on other seeds than these. The test split, where it is used, is read once per episode, "
+            "at its end; rewards, controllers and every choice see the validation split alone. Intervals are "
+            f"percentile bootstraps of {DRAWS:,} draws from a fixed seed, widened for few units (Hesterberg, 2015), "
+            "and not adjusted for the number of comparisons. "
+            f"A win is claimed where the interval of the paired difference excludes zero, on {ENOUGH} seeds or more."
         )
     )
     names = dict.fromkeys(name for task in tasks for name in task.arms)
@@ -222,3 +228,15 @@ def _protocol(tasks: Sequence[Task], source: Source) -> list[Block]:
         blocks.append(Table(("with", "version"), [[name, version] for name, version in source.versions.items()]))
     blocks += [Text(remark) for remark in source.remarks]
     return blocks
+
+
+def _told(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items() if not key.startswith("_"))
+
+
+def _acting(task: Task) -> str:
+    """How the learned controller acts, which may not be how it learned."""
+    greedy = task.config.get("controller", {}).get("ppo", {}).get("greedy")
+    if "ppo" not in task.arms or greedy is None:
+        return ""
+    return " ppo takes the likeliest option of each head." if greedy else " ppo draws from its policy."

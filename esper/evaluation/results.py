@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from esper.evaluation.arms import ARMS
-from esper.evaluation.statistics import Estimate, Strata, estimate
+from esper.evaluation.statistics import Estimate, Strata, estimate, mean
 
 SAME = ("host", "data", "environment", "optimizer", "lifecycle", "slots", "actions", "governor")  # make a task
 FREE = {"environment": ("envs", "threads"), "data": ("device", "root")}  # change nothing in an episode
+RATED = ("score", "test_score", "selection_score")
 FIGURES = {  # title -> (key of an episode, format, factor)
     "score": ("score", "{:.2f}", 1.0),
     "test": ("test_score", "{:.2f}", 1.0),
@@ -30,25 +31,31 @@ class Results:
 
     @property
     def learners(self) -> list[str | None]:
-        return list(dict.fromkeys(learner for learner, _ in self.lines))
+        return sorted({learner for learner, _ in self.lines}, key=str)
 
     @property
     def seeds(self) -> list[int]:
-        """Those that were played by every learner."""
-        every = [{seed for learner, seed in self.lines if learner == name} for name in self.learners]
-        return sorted(set.intersection(*every)) if every else []
+        return sorted({seed for _, seed in self.lines})
+
+    @property
+    def played(self) -> str:
+        """Controllers x seeds, and how many episodes that are if some are missing."""
+        square = f"{len(self.learners)} x {len(self.seeds)}"
+        whole = len(self.lines) == len(self.learners) * len(self.seeds)
+        return square if whole else f"{len(self.lines)} of {square}"
 
     def table(self, key: str, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """A figure of its episodes: [learners, seeds]; NaN is not measured."""
+        """A figure of its episodes: [learners, seeds]; NaN is not played, or not measured."""
         columns = self.seeds if seeds is None else seeds
-        rows = [[self.lines[learner, seed].get(key) for seed in columns] for learner in self.learners]
+        rows = [[self.lines.get((learner, seed), {}).get(key) for seed in columns] for learner in self.learners]
         return np.array(rows, dtype=float)
 
     def figure(self, title: str) -> Estimate | None:
-        """One of FIGURES, with its interval; None where it was not measured."""
+        """One of FIGURES, with its interval; None where it was not measured in every episode."""
         key, _, factor = FIGURES[title]
-        values = self.table(key) * factor
-        return None if np.isnan(values).any() or not values.size else estimate([values])
+        if any(line.get(key) is None for line in self.lines.values()):
+            return None
+        return estimate([self.table(key) * factor])
 
     def median(self) -> Mapping[str, Any]:
         """The episode whose score is in the middle."""
@@ -80,25 +87,29 @@ class Task:
 def sort(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Task], list[str]]:
     """Episodes by task and arm, in the order of the arms' table, and a sentence for each thing that is not as usual."""
     tasks: dict[str, Task] = {}
-    remarks = []
+    remarks: list[str] = []
+    rules: dict[tuple[int, str], list[str]] = {}  # unlike settings of one arm
     for line in lines:
         split = "test" if "test_score" in line else "validation"
         config = line.get("config", {})
         key = json.dumps([line["data"], split, _essence(config)], sort_keys=True)
-        name = f"{line.get('host', 'a host')} on {line['data']}"
-        task = tasks.setdefault(key, Task(name, split, config))
-        results = task.arms.setdefault(line["controller"], Results(line["controller"]))
+        task = tasks.setdefault(key, Task(f"{line.get('host', 'a host')} on {line['data']}", split, config))
+        known = rules.setdefault((id(task), line["controller"]), [])
+        if line.get("rule", "") not in known:
+            known.append(line.get("rule", ""))
+        number = known.index(line.get("rule", ""))
+        arm = line["controller"] if number == 0 else f"{line['controller']} ({number + 1})"
+        results = task.arms.setdefault(arm, Results(arm))
         place = (line.get("learner"), line["seed"])
         if place in results.lines and results.lines[place]["score"] != line["score"]:
-            remarks.append(
-                f"{task.title}: {line['controller']} played seed {line['seed']} twice, with unlike scores; "
-                "the first is taken."
-            )
-        results.lines.setdefault(place, line)
+            told = f"{arm} was played twice on seed {line['seed']}, with unlike scores; the last is taken."
+            remarks.append(f"{task.title}: {told}")
+        results.lines[place] = line
     for task in tasks.values():
+        remarks += [f"{task.title}: {arm} has other settings than its namesake." for arm in task.arms if "(" in arm]
         remarks += _complete(task)
         order = {name: index for index, name in enumerate(ARMS)}
-        task.arms = dict(sorted(task.arms.items(), key=lambda item: order.get(item[0], len(order))))
+        task.arms = dict(sorted(task.arms.items(), key=lambda item: order.get(item[0].split(" (")[0], len(order))))
     return _distinct(list(tasks.values())), remarks
 
 
@@ -115,16 +126,16 @@ def _essence(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _complete(task: Task) -> list[str]:
     """Give a score to episodes whose network ended without one, the lowest there is, and say so."""
-    scores = [line["score"] for line in task.lines() if line["score"] is not None]
+    known = [line for line in task.lines() if line["score"] is not None]
+    worst = {key: min((line[key] for line in known if line.get(key) is not None), default=0.0) for key in RATED}
     remarks = []
     for results in task.arms.values():
         for place, line in results.lines.items():
             if line["score"] is None:
-                lowest = min(scores, default=0.0)
-                results.lines[place] = {**line, "score": lowest, "test_score": lowest}
+                results.lines[place] = {**line, **{key: worst[key] for key in RATED if key in line}}
                 remarks.append(
                     f"{task.title}: {results.arm} on seed {line['seed']} ended with a network that is not finite; "
-                    f"it counts as the lowest score, {lowest:.2f}."
+                    f"it counts as the lowest score of all arms, {worst['score']:.2f}."
                 )
     return remarks
 
@@ -140,10 +151,15 @@ def _distinct(tasks: list[Task]) -> list[Task]:
 
 
 def shared(ours: Sequence[Results], theirs: Sequence[Results]) -> tuple[Strata, Strata]:
-    """Scores of two arms in some tasks, on the seeds that both have played in each."""
+    """Scores of two arms in some tasks, on the seeds that both have played in each.
+
+    Arms of the same trained controllers are paired by controller; of others, the mean over controllers is compared.
+    """
     pairs = []
     for mine, other in zip(ours, theirs, strict=True):
         seeds = sorted(set(mine.seeds) & set(other.seeds))
         if seeds:
-            pairs.append((mine.table("score", seeds), other.table("score", seeds)))
+            ours_here, theirs_here = mine.table("score", seeds), other.table("score", seeds)
+            paired = mine.learners == other.learners or 1 in (len(mine.learners), len(other.learners))
+            pairs.append((ours_here, theirs_here if paired else mean(theirs_here.T)[None]))
     return [mine for mine, _ in pairs], [other for _, other in pairs]

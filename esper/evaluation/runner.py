@@ -1,5 +1,7 @@
 """Play episodes of several arms side by side."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from esper.controllers import Controller
 from esper.environment import Environment, Start, rated
 from esper.records import EpisodeLog, episode, plain
 
-Key = tuple[str, str | None, int]  # arm, learner, seed
+Key = tuple[str, str | None, int, str]  # arm, learner, seed, origin
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,19 @@ class Job:
     seeds: tuple[int, ...]
     controller: Controller[Any]
     start: Start
+    origin: str  # a digest of all that its episodes follow from, beside seed and task
+    rule: str = ""  # what tells arms of one name apart: the settings, or the arm that this one is made from
+    recorded: int | None = None  # so many of the seeds count, the first; None is all
 
     @property
     def keys(self) -> list[Key]:
-        return [(self.arm, self.learner, seed) for seed in self.seeds]
+        return [(self.arm, self.learner, seed, self.origin) for seed in self.seeds[: self.recorded]]
+
+
+def digest(made_from: object) -> str:
+    """Of plain data: equal data have equal digests."""
+    text = json.dumps(made_from, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def rounds(jobs: Sequence[Job], width: int) -> Iterator[list[Job]]:
@@ -76,12 +87,14 @@ def play(
     found = _ends(environment, test)
     lines = []
     for index, job in enumerate(chosen):
-        for env in range(lanes[index].start, lanes[index].stop):
+        for env in range(lanes[index].start, lanes[index].start + len(job.keys)):
             passes = job.controller.flops * environment.steps
             spent = {**{name: plain(part[env]) for name, part in environment.spent().items()}, "controller": passes}
             own = {
                 "controller": job.arm,
                 "learner": job.learner,
+                "origin": job.origin,
+                "rule": job.rule,
                 **{name: plain(values[env]) for name, values in found.items()},
                 "flops": sum(spent.values()),
                 "spent": spent,

@@ -1,21 +1,26 @@
 """What scores say, and how sure that is.
 
 Scores come as strata, one for each task, each an array [controllers, seeds]: one row for each trained controller, or
-one in all for rules that are not trained; the columns are episode seeds, which all arms of a task share. An interval
-is a percentile bootstrap in which controllers are drawn anew as wholes, the same for all tasks, since they are what
-was trained several times, and within each task the seeds, the same for all arms that are compared. With one controller
-it speaks of that controller alone.
+one in all for rules that are not trained; the columns are episode seeds, which all arms of a task share. NaN is an
+episode that was not played: it is no part of any draw.
+
+An interval is a percentile bootstrap, widened for few units, in which controllers are drawn anew as wholes, the same
+for all tasks, since they are what was trained several times, and within each task the seeds, the same for all arms
+that are compared. With one controller it speaks of that controller alone.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 Strata = Sequence[np.ndarray]
 Statistic = Callable[[np.ndarray], np.ndarray]  # [..., values] -> [...]
-BOUNDS = (0.025, 0.975)  # of an interval of 95 %
+NORMAL = NormalDist()
+LEVEL = 0.95
 DRAWS = 2_000
+ENOUGH = 6  # units; fewer agree by chance in more than one case of twenty, and their intervals are not to be trusted
 TRIM = 0.25  # of the values at each end, that the interquartile mean leaves out
 
 
@@ -34,10 +39,18 @@ class Estimate:
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """Mean over the last axis of what is left when a quarter, rounded down, is cut off at either end."""
-    ordered = np.sort(values, axis=-1)
-    cut = int(TRIM * ordered.shape[-1])
-    kept: np.ndarray = ordered[..., cut : ordered.shape[-1] - cut].mean(-1)
-    return kept
+    ordered = np.sort(values, axis=-1)  # NaN last
+    count = (~np.isnan(ordered)).sum(-1, keepdims=True)
+    cut, places = (TRIM * count).astype(int), np.arange(ordered.shape[-1])
+    return mean(np.where((places >= cut) & (places < count - cut), ordered, np.nan))
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """Over the last axis; NaN where there is nothing."""
+    there = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        found: np.ndarray = np.where(there, values, 0.0).sum(-1) / there.sum(-1)
+    return found
 
 
 def estimate(
@@ -45,18 +58,12 @@ def estimate(
 ) -> Estimate:
     """A statistic of all values together, with its interval."""
     seen = statistic(np.concatenate([scores.ravel() for scores in strata]))
-    return _estimate(seen, statistic(_drawn(strata, draws, seed)))
+    return _estimate(seen, statistic(_drawn(strata, draws, seed)), bounds(strata))
 
 
 def difference(ours: Strata, theirs: Strata, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
-    """Interquartile mean of our score less theirs on the same seed.
-
-    Where both have a row for each of the same trained controllers, these are paired as well; where one has a single
-    row, that is compared with every row of the other.
-    """
-    paired = [mine - (other if len(other) in (1, len(mine)) or len(mine) == 1 else other.mean(0, keepdims=True))
-              for mine, other in zip(ours, theirs, strict=True)]  # fmt: skip
-    return estimate(paired, draws=draws, seed=seed)
+    """Interquartile mean of our score less theirs on the same seed; a single row is compared with every other's."""
+    return estimate([mine - other for mine, other in zip(ours, theirs, strict=True)], draws=draws, seed=seed)
 
 
 def improvement(ours: Strata, theirs: Strata, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
@@ -73,7 +80,7 @@ def improvement(ours: Strata, theirs: Strata, *, draws: int = DRAWS, seed: int =
         pair = [_resample(scores, _rows(chosen, len(scores)), columns).reshape(draws, -1) for scores in (mine, other)]
         found.append(_above(pair[0], pair[1]))
         seen.append(_above(mine.reshape(1, -1), other.reshape(1, -1))[0])
-    return _estimate(np.mean(seen), np.mean(found, axis=0))
+    return _estimate(np.mean(seen), np.mean(found, axis=0), bounds(ours))
 
 
 def profile(
@@ -81,9 +88,9 @@ def profile(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Share of episodes that score above each threshold, with the bounds of its interval; each [thresholds]."""
     seen, drawn = np.concatenate([scores.ravel() for scores in strata]), _drawn(strata, draws, seed)
-    shares = np.array([(seen > threshold).mean() for threshold in thresholds])
-    found = np.array([(drawn > threshold).mean(-1) for threshold in thresholds])  # [thresholds, draws]
-    low, high = np.quantile(found, BOUNDS, axis=-1)
+    shares = np.array([_share(seen > threshold, seen) for threshold in thresholds])
+    found = np.array([_share(drawn > threshold, drawn) for threshold in thresholds])  # [thresholds, draws]
+    low, high = np.nanquantile(found, bounds(strata), axis=-1)
     return shares, low, high
 
 
@@ -97,9 +104,13 @@ def _drawn(strata: Strata, draws: int, seed: int) -> np.ndarray:
 
 def _above(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """[draws, n] and [draws, m] -> [draws]"""
-    gaps = ours[:, :, None] - theirs[:, None, :]
-    shares: np.ndarray = ((gaps > 0) + 0.5 * (gaps == 0)).mean((1, 2))
-    return shares
+    gaps = (ours[:, :, None] - theirs[:, None, :]).reshape(len(ours), -1)
+    return _share((gaps > 0) + 0.5 * (gaps == 0), gaps)
+
+
+def _share(wins: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Of the values that are there, over the last axis."""
+    return mean(np.where(np.isnan(values), np.nan, wins))
 
 
 def _rows(chosen: np.ndarray, controllers: int) -> np.ndarray:
@@ -118,6 +129,33 @@ def _resample(scores: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.n
     return drawn
 
 
-def _estimate(value: np.ndarray, found: np.ndarray) -> Estimate:
-    low, high = np.quantile(found, BOUNDS)
+def bounds(strata: Strata) -> tuple[float, float]:
+    """The quantiles between which an interval lies, further out the fewer units there are.
+
+    A percentile interval of few units is too narrow, as a normal interval is against Student's, and by the bias of
+    their deviation; Hesterberg (2015) moves its quantiles out by these two factors. The units are controllers where
+    there are several, else seeds.
+    """
+    controllers = min(len(scores) for scores in strata)
+    units = controllers if controllers > 1 else sum(scores.shape[1] for scores in strata)
+    if units < 2:
+        return 0.0, 1.0
+    low = NORMAL.cdf(-student(units - 1) * (units / (units - 1)) ** 0.5)
+    return low, 1 - low
+
+
+def student(freedom: int) -> float:
+    """The upper quantile of Student's distribution for an interval of 95 %, by its expansion (Abramowitz, 26.7.5)."""
+    z, n = NORMAL.inv_cdf((1 + LEVEL) / 2), freedom
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / float(n) ** power for power, term in enumerate(terms, 1))
+
+
+def _estimate(value: np.ndarray, found: np.ndarray, between: tuple[float, float]) -> Estimate:
+    low, high = np.nanquantile(found, between)
     return Estimate(float(value), float(low), float(high))

@@ -3,8 +3,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import build
@@ -15,7 +13,7 @@ from esper.controllers import (
     Permuted,
     Replay,
     Schedule,
-    fitted_rates,
+    calibrated_rates,
     random_entries,
 )
 from esper.controllers.fragrow import interval
@@ -192,32 +190,29 @@ def test_rates_draw_only_what_has_one_and_wait_where_nothing_has() -> None:
     assert set(ops[3:]) <= {"WAIT", "GERMINATE"}
 
 
-@given(
-    st.lists(
-        st.tuples(st.sets(st.sampled_from("abc"), min_size=1).map(lambda ops: ops | {"wait"}), st.integers(0, 3)),
-        min_size=1,
-        max_size=12,
-    )
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"WAIT": 14.0, "GERMINATE": 3.0, "FOSSILIZE": 3.0},  # fossilising is legal in few steps
+        {"WAIT": 12.0, "GERMINATE": 4.0, "PRUNE": 3.0, "FOSSILIZE": 1.0},
+        {"WAIT": 20.0},
+    ],
 )
-def test_fitted_rates_choose_each_op_as_often_as_it_was_chosen(seen: list[tuple[set[str], int]]) -> None:
-    choices = [(sorted(legal), sorted(legal)[index % len(legal)]) for legal, index in seen]
-    rates = fitted_rates(choices)
-    for op in {op for legal, _ in choices for op in legal}:
-        expected = sum(
-            rates.get(op, 0.0) / sum(rates.get(other, 0.0) for other in legal) for legal, _ in choices if op in legal
-        )
-        taken = sum(chosen == op for _, chosen in choices)
-        assert expected == pytest.approx(taken, abs=0.15)  # exact in the limit
+def test_calibrated_chance_takes_each_op_as_often_as_wanted(wanted: dict[str, float]) -> None:
+    env = environment("environment.steps=20", "environment.batches=1", envs=20)
+    rates = calibrated_rates(env.space, env.rules, 20, wanted)
+    assert set(rates) == set(wanted)
+    steps = run(env, Chance(env.space, rates), list(range(20)))
+    played = Counter(action["op"] for actions, _ in steps for action in actions)
+    for op, count in wanted.items():
+        assert played[op] / 20 == pytest.approx(count, abs=1.2)  # twenty episodes, in environments with hosts
 
 
-def test_what_is_rarely_legal_gets_a_higher_rate_to_be_chosen_as_often() -> None:
-    """`keep` is legal in a fifth of the steps and taken in all of these; `wait` and `grow` share the others."""
-    choices = (
-        [(("wait", "grow", "keep"), "keep")] * 2 + [(("wait", "grow"), "wait")] * 4 + [(("wait", "grow"), "grow")] * 4
-    )
-    rates = fitted_rates(choices)
-    assert rates["wait"] == pytest.approx(rates["grow"])
-    assert rates["keep"] > 20 * rates["wait"]
+def test_what_cannot_come_out_so_often_is_taken_as_often_as_it_can_be() -> None:
+    env = environment(envs=1)
+    rates = calibrated_rates(env.space, env.rules, 10, {"WAIT": 1.0, "FOSSILIZE": 9.0})
+    assert set(rates) == {"WAIT", "FOSSILIZE"}
+    assert rates["FOSSILIZE"] > 0.9
 
 
 def test_the_interval_of_fragrow_grows_with_the_gap() -> None:

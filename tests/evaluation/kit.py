@@ -37,7 +37,8 @@ def line(arm: str = "none", seed: int = 1, score: float | None = 10.0, **changes
         "blueprint": [None], "entered": [[]], "parameters": 100.0, "contribution": [None], "rollback": None,
     }  # fmt: skip
     return {
-        "version": 2, "host": "a_host", "config": {"host": {"blocks": 1}, "data": {"resolution": 8}}, "controller": arm,
+        "version": 2, "origin": "", "rule": "",
+        "host": "a_host", "config": {"host": {"blocks": 1}, "data": {"resolution": 8}}, "controller": arm,
         "learner": None, "seed": seed, "data": "synthetic", "slots": ["block1"], "fossils": {}, "host_parameters": 100,
         "parameters": 100.0, "parameters_peak": 100.0, "parameters_mean": 100.0, "flops": 2e9, "seconds": 1.0,
         "spent": {"training": 1e9, "isolated": 0.0, "validation": 1e9, "probes": 0.0, "controller": 0},

@@ -136,7 +136,7 @@ def test_an_interrupt_keeps_what_is_finished_and_a_resume_plays_the_rest_once(tm
     assert "a resumed evaluation keeps its host." in sentence
     sentence = refused(tmp_path, *overrides, f"hydra.run.dir={tmp_path}/whole")
     assert "holds an evaluation already; go on with resume=" in sentence
-    assert "is no directory of a run" in refused_run(f"{tmp_path}/whole")
+    assert "is no run's directory" in refused_run(f"{tmp_path}/whole")
 
 
 def refused_run(directory: str) -> str:
@@ -214,6 +214,8 @@ ARM_ERRORS = {
     ("controllers=[best_open_loop]",): "schedules=null: must be a number for best_open_loop, where no ckpt says",
     ("schedules=0",): "schedules=0: must be a whole number of at least 1, or null.",
     ("reference=replay",): "reference=replay: must be one of none, all_seeds, schedule",
+    ("ckpt=[]", "controllers=[ppo]"): "ckpt=[]: must name a checkpoint or a run's directory for the arm ppo.",
+    ("replay.records=x", "replay.line=abc", "controllers=[replay]"): "replay.line=abc: must be a whole number.",
     ("ckpt=nowhere",): "ckpt=nowhere: must be a checkpoint or the directory of a run; there is no such file.",
     ("export=ppo",): "export=ppo: must be best, one of the arms that are played (none, random, schedule, heuristic",
     ("export=-1",): "export=-1: must be best, one of the arms",
@@ -259,11 +261,41 @@ def test_a_checkpoint_brings_its_task_and_may_be_tried_on_another(checkpoint: Pa
 
 
 def test_several_checkpoints_are_several_trained_controllers(checkpoint: Path, tmp_path: Path) -> None:
-    names = f"ckpt=[{checkpoint}/checkpoints/last.ckpt,{checkpoint}/checkpoints/best.ckpt]"
-    found = evaluated(tmp_path, names, "controllers=[none,ppo]", "episodes=2")
+    other = trained(tmp_path / "other", "seed=1")
+    found = evaluated(tmp_path / "both", f"ckpt=[{checkpoint},{other}]", "controllers=[none,ppo]", "episodes=2")
     (figures,) = found.values()
     assert (figures["ppo"]["controllers"], figures["ppo"]["seeds"]) == (2, 2)
     assert (figures["none"]["controllers"], figures["none"]["seeds"]) == (1, 2)
+    once = f"ckpt=[{checkpoint}/checkpoints/last.ckpt,{checkpoint}/checkpoints/best.ckpt]"
+    with pytest.raises(ValueError, match=r"are of one run; each must be a controller of its own\.$"):
+        evaluated(tmp_path / "once", once)
+
+
+def test_episodes_whose_making_has_changed_are_played_again(checkpoint: Path, tmp_path: Path) -> None:
+    arms = ["controllers=[schedule,fragrow,static_final]", "episodes=2"]
+    evaluated(tmp_path, *arms, "reference=schedule")
+    first = list(read(tmp_path / "episodes.jsonl"))
+    evaluated(tmp_path, *arms, "reference=fragrow")
+    second = list(read(tmp_path / "episodes.jsonl"))
+    assert second[: len(first)] == first
+    new = second[len(first) :]
+    assert [line["controller"] for line in new] == ["static_final"] * 2
+    ended = {line["seed"]: line["fossils"] for line in first if line["controller"] == "fragrow"}
+    assert {line["seed"]: line["fossils"] for line in new} == ended
+    (figures,) = json.loads((tmp_path / "evaluation.json").read_text())["tasks"].values()
+    assert figures["static_final"]["episodes"] == 2
+    evaluated(tmp_path, *arms, "reference=fragrow")
+    assert list(read(tmp_path / "episodes.jsonl")) == second
+
+    with pytest.raises(ValueError, match="is no episode that this evaluation plays"):  # of the first reference
+        evaluated(tmp_path, *arms, "reference=fragrow", f"export={len(first) - 1}")
+
+
+def test_a_searched_timetable_can_be_the_reference(tmp_path: Path) -> None:
+    evaluated(tmp_path, "controllers=[replay]", "reference=best_open_loop", "schedules=3", "episodes=2")
+    lines = list(read(tmp_path / "episodes.jsonl"))
+    assert [line["controller"] for line in lines] == ["best_open_loop"] * 2 + ["replay"] * 2
+    assert "best_open_loop is the best of 3 timetables" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -296,7 +328,7 @@ def test_text_is_compared_in_bits_per_byte_and_says_what_embeddings_hold(tmp_pat
     text = (tmp_path / "report.md").read_text()
     assert "Score = -100 x bits per byte on the test split" in text
     assert "4,368 are embeddings of the host" in text
-    network = load_grown(tmp_path / "grown.pt")
+    network = load_grown(next(tmp_path.glob("grown_*.pt")))
     tokens = from_state(network.about["data"]["tokenizer"]).encode(["Once"])
     assert network(torch.tensor(tokens)).shape == (1, 4, 257)
 

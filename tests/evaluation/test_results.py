@@ -9,10 +9,12 @@ from esper.evaluation.conclude import conclude
 from esper.evaluation.controls import controls
 from esper.evaluation.document import Code, Picture, Section, Table, Text, write
 from esper.evaluation.pictures import frontier, profiles
-from esper.evaluation.report import ENOUGH, UNDECIDED, Source, picked, report, verdict
+from esper.evaluation.report import UNDECIDED, Source, picked, report, verdict
 from esper.evaluation.results import shared, sort
-from esper.evaluation.statistics import Estimate
+from esper.evaluation.statistics import ENOUGH, Estimate
 from tests.evaluation.kit import line
+
+FLAT = [30.0 + seed for seed in range(ENOUGH)]
 
 
 def arm(name: str, scores: list[float], **changes: object) -> list[dict[str, object]]:
@@ -38,14 +40,32 @@ def test_the_same_episode_of_two_runs_counts_once_and_unlike_ones_are_named() ->
     assert remarks == []
     _, remarks = sort([line(), line(score=11.0)])
     assert remarks == [
-        "a_host on synthetic, test split: none played seed 1 twice, with unlike scores; the first is taken."
+        "a_host on synthetic, test split: none was played twice on seed 1, with unlike scores; the last is taken."
     ]
+
+
+def test_arms_of_one_name_with_unlike_settings_stay_apart() -> None:
+    tasks, remarks = sort([line("schedule", 1, rule="a"), line("schedule", 2, rule="b"), line("schedule", 3, rule="a")])
+    assert {name: results.seeds for name, results in tasks[0].arms.items()} == {"schedule": [1, 3], "schedule (2)": [2]}
+    assert remarks == ["a_host on synthetic, test split: schedule (2) has other settings than its namesake."]
+
+
+def test_controllers_are_paired_by_their_labels_whatever_the_order_of_their_episodes() -> None:
+    lines = [line("ppo", seed, {"a": 10.0, "b": 90.0}[name], learner=name) for name in "ba" for seed in (1, 2)]
+    lines += [line("replay", seed, {"a": 10.0, "b": 90.0}[name], learner=name) for name in "ab" for seed in (1, 2)]
+    (task,), _ = sort(lines)
+    mine, theirs = shared([task.arms["ppo"]], [task.arms["replay"]])
+    assert (mine[0] == theirs[0]).all()
+    others = [line("static_final", seed, 20.0, learner=name) for name in "cd" for seed in (1, 2)]
+    (task,), _ = sort([*lines, *others])
+    _, theirs = shared([task.arms["ppo"]], [task.arms["static_final"]])
+    assert theirs[0].tolist() == [[20, 20]]  # of other controllers, their mean
 
 
 def test_an_episode_that_ended_without_a_score_counts_as_the_lowest_and_is_named() -> None:
     tasks, remarks = sort([line(seed=1, score=10.0), line(seed=2, score=None), line("random", seed=1, score=4.0)])
     assert tasks[0].arms["none"].table("score").tolist() == [[10.0, 4.0]]
-    assert "ended with a network that is not finite; it counts as the lowest score, 4.00" in remarks[0]
+    assert "ended with a network that is not finite; it counts as the lowest score of all arms, 4.00" in remarks[0]
 
 
 def test_only_seeds_that_both_have_played_are_compared() -> None:
@@ -55,10 +75,17 @@ def test_only_seeds_that_both_have_played_are_compared() -> None:
     assert theirs[0].tolist() == [[1, 2]]
 
 
-def test_several_controllers_are_rows_over_the_seeds_that_all_have_played() -> None:
+def test_several_controllers_are_rows_and_what_was_not_played_is_left_open() -> None:
     lines = [line("ppo", seed, 10.0 * seed, learner=name) for name in "ab" for seed in (1, 2, 3)]
     tasks, _ = sort(lines[:-1])  # b was interrupted before its last
-    assert tasks[0].arms["ppo"].table("score").tolist() == [[10, 20], [10, 20]]
+    results = tasks[0].arms["ppo"]
+    assert np.nan_to_num(results.table("score")).tolist() == [[10, 20, 30], [10, 20, 0]]
+    assert results.played == "5 of 2 x 3"
+    assert results.figure("score") is not None
+    unlike = [line("ppo", seed, 1.0, learner=name) for name, seed in (("a", 1), ("b", 2))]  # no seed in common
+    (task,), _ = sort(unlike)
+    assert task.arms["ppo"].figure("score").value == 1  # type: ignore[union-attr]
+    report([task], Source())
 
 
 @pytest.mark.parametrize(
@@ -77,7 +104,7 @@ def test_a_win_is_claimed_only_where_the_interval_excludes_zero_on_enough_seeds(
     assert verdict(gap, seeds) == told
 
 
-def test_enough_seeds_are_those_that_chance_seldom_lets_agree() -> None:
+def test_enough_are_those_that_chance_seldom_lets_agree() -> None:
     assert 2 * 0.5**ENOUGH < 0.05 < 2 * 0.5 ** (ENOUGH - 1)
 
 
@@ -96,9 +123,9 @@ def text_of(sections: list[Section]) -> str:
 
 def test_the_report_answers_the_question_and_shows_both_axes() -> None:
     lines = [
-        *arm("none", [30.0, 31, 32, 33, 34, 35]),
-        *arm("ppo", [40.0, 41, 42, 43, 44, 45], learner="a", parameters=200.0, flops=6e9),
-        *arm("heuristic", [40.0, 41, 42, 43, 44, 45]),
+        *arm("none", FLAT),
+        *arm("ppo", [score + 10 for score in FLAT], learner="a", parameters=200.0, flops=6e9),
+        *arm("heuristic", [score + 10 for score in FLAT]),
     ]
     tasks, _ = sort(lines)
     title, sections = report(tasks, Source(commands=["a command"], versions={"torch": "1"}, remarks=["a remark"]))
@@ -138,14 +165,19 @@ def row(name: str, lines: list[dict[str, object]]) -> list[str]:
 
 
 def test_negative_controls_hold_where_nothing_is_gained() -> None:
-    flat, better = [30.0, 31, 32, 33, 34, 35], [33.0, 34, 35, 36, 37, 38]
-    assert row("placebo", [*arm("none", flat), *arm("placebo", flat)])[3] == "yes"
-    assert row("placebo", [*arm("none", flat), *arm("placebo", better)])[3] == "no"
-    assert row("placebo", arm("none", flat))[2:] == ["not played", "-"]
-    assert row("ppo_permuted", [*arm("replay", flat), *arm("ppo_permuted", better)])[3] == "no"
+    flat, better = FLAT, [score + 3 for score in FLAT]
+    assert row("placebo", [*arm("none", flat), *arm("placebo", flat)])[3] == "not contradicted"
+    assert row("placebo", [*arm("none", flat), *arm("placebo", better)])[3] == "contradicted"
+    assert row("placebo", [*arm("none", flat[1:]), *arm("placebo", better)])[3] == "too few seeds"
+    assert row("placebo", arm("none", flat))[2:] == ["not played", ""]
+    assert row("ppo_permuted", [*arm("replay", flat), *arm("ppo_permuted", better)])[3] == "contradicted"
     idle = [*arm("none", flat), *arm("schedule", flat)]
-    assert row("growth", [*idle, *arm("ppo", flat, parameters=105.0)])[2:] == ["1.05 x the host's parameters", "yes"]
-    assert row("growth", [*idle, *arm("ppo", flat, parameters=150.0)])[3] == "no"
+    waiting = row("growth", [*idle, *arm("ppo", flat, parameters_mean=105.0)])
+    assert waiting[2:] == [
+        "1.05 x the host's parameters over the steps, 0.0 seeds germinated an episode",
+        "not contradicted",
+    ]
+    assert row("growth", [*idle, *arm("ppo", flat, parameters_mean=150.0)])[3] == "contradicted"
     paying = [*arm("none", flat), *arm("schedule", better), *arm("ppo", better)]
     assert row("growth", paying)[2].startswith("growth pays here")
 

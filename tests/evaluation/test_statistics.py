@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from esper.evaluation.statistics import Estimate, difference, estimate, improvement, interquartile_mean, profile
+from esper.evaluation.statistics import (
+    Estimate,
+    bounds,
+    difference,
+    estimate,
+    improvement,
+    interquartile_mean,
+    mean,
+    profile,
+    student,
+)
 
 SCORES = arrays(float, st.tuples(st.integers(1, 3), st.integers(1, 8)), elements=st.floats(-50, 50))
 
@@ -37,7 +47,7 @@ def test_an_interval_is_the_quantiles_of_all_resamples() -> None:
     every = [np.mean(chosen) for chosen in product(scores[0], repeat=3)]
     found = estimate([scores], lambda values: values.mean(-1), draws=40_000)
     assert found.value == pytest.approx(3)
-    exact = np.quantile(every, [0.025, 0.975], method="inverted_cdf")
+    exact = np.quantile(every, bounds([scores]), method="inverted_cdf")
     assert [found.low, found.high] == pytest.approx(exact.tolist(), abs=1e-9)
 
 
@@ -64,6 +74,39 @@ def test_differences_are_taken_on_the_same_seed() -> None:
     found = difference([hard_and_easy + 1], [hard_and_easy])
     assert (found.low, found.value, found.high) == pytest.approx((1, 1, 1))
     assert found.excludes_zero
+
+
+def test_what_was_not_played_is_no_part_of_any_draw() -> None:
+    scores = np.array([[1.0, 2.0, 3.0, np.nan, np.nan], [np.nan, np.nan, np.nan, 5.0, 7.0]])
+    assert interquartile_mean(scores).tolist() == [2, 6]
+    found = estimate([scores], lambda values: mean(values))
+    assert found.value == pytest.approx(3.6)
+    assert 1 <= found.low < found.high <= 7
+    shares, _, _ = profile([scores], np.array([2.5]))
+    assert shares.tolist() == [0.6]
+    assert improvement([scores], [np.zeros((1, 5))]).value == 1
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(2, 4.303), (4, 2.776), (9, 2.262), (19, 2.093), (99, 1.984)]
+)  # printed tables
+def test_students_quantile_is_that_of_the_tables(freedom: int, expected: float) -> None:
+    assert student(freedom) == pytest.approx(expected, rel=0.03 if freedom < 4 else 0.001)
+
+
+def test_few_units_push_the_bounds_of_an_interval_out() -> None:
+    """For ten units the factor is 2.262 x sqrt(10 / 9) = 2.385, whose tail is 0.85 %."""
+    assert bounds([np.zeros((1, 10))]) == pytest.approx((0.0085, 0.9915), abs=1e-4)
+    assert bounds([np.zeros((1, 10_000))]) == pytest.approx((0.025, 0.975), abs=1e-4)
+    assert bounds([np.zeros((3, 10_000))]) == pytest.approx((0, 1), abs=1e-6)  # controllers are the unit
+    assert bounds([np.zeros((1, 5))] * 2) == bounds([np.zeros((1, 10))])
+
+
+@pytest.mark.parametrize(("seeds", "most"), [(6, 0.07), (10, 0.06), (20, 0.06)])
+def test_an_interval_seldom_excludes_zero_where_there_is_nothing(seeds: int, most: float) -> None:
+    noise = np.random.default_rng(1).normal(size=(600, 1, seeds))
+    wrong = np.mean([estimate([scores], draws=400).excludes_zero for scores in noise])
+    assert wrong < most
 
 
 def test_differences_of_the_same_controllers_are_paired_by_controller() -> None:
