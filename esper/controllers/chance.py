@@ -10,7 +10,7 @@ from esper.lifecycle import ActionSpace, Masks, Measurements, Op, Rules, Slots, 
 from esper.seeding import generator
 
 ROUNDS = 30  # of calibration
-EPISODES = 512  # in each
+EPISODES = 256  # in each
 LEAST = 1e-6  # rate of an op that is wanted at all
 SMALL = 0.01  # ops an episode; keeps what never comes out from growing without bound
 

@@ -102,7 +102,8 @@ def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -
 
 def test_an_interrupt_keeps_what_is_finished_and_a_resume_plays_the_rest_once(tmp_path: Path) -> None:
     overrides = [
-        *SMALL, "episodes=2", "environment.envs=1", "controllers=[none,random]", "environment.batches=20",
+        *SMALL, "episodes=2", "environment.envs=1", "controllers=[none,random]", "environment.batches=40",
+        "environment.steps=4",
     ]  # fmt: skip
     records = tmp_path / "cut/episodes.jsonl"
     with start(*overrides, f"hydra.run.dir={tmp_path}/cut") as running:
