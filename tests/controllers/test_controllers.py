@@ -195,7 +195,7 @@ def test_rates_draw_only_what_has_one_and_wait_where_nothing_has() -> None:
     "wanted",
     [
         {"WAIT": 14.0, "GERMINATE": 3.0, "FOSSILIZE": 3.0},  # fossilising is legal in few steps
-        {"WAIT": 12.0, "GERMINATE": 4.0, "PRUNE": 3.0, "FOSSILIZE": 1.0},
+        {"WAIT": 15.0, "GERMINATE": 3.0, "PRUNE": 1.0, "FOSSILIZE": 1.0},
         {"WAIT": 20.0},
     ],
 )
