@@ -24,6 +24,7 @@ from esper.blueprints import blueprint, blueprints
 from esper.data import DataError
 from esper.environment import Environment
 from esper.hosts import Host
+from esper.lifecycle import ActionSpace
 from esper.rewards import terms as reward_terms
 from esper.telemetry.glossary import GLOSSARY, find
 
@@ -194,7 +195,12 @@ def build_offered(node: DictConfig, **offers: object) -> Any:
 
 def build_world(config: DictConfig) -> Any:
     """What a checked configuration lets a policy play: growing hosts, or another kind of environment."""
-    return build_environment(config) if grows(config) else build(config.environment, _partial_=False)
+    if grows(config):
+        return build_environment(config)
+    offers = {"space": partial(build_space, config), "rules": partial(build, config.lifecycle)}
+    takes = signature(get_object(config.environment._target_)).parameters
+    found = {name: make() for name, make in offers.items() if name in takes}
+    return build_offered(config.environment, **found, reward=build(config.reward))
 
 
 def entry(main: Callable[[], None], name: str) -> None:
@@ -226,15 +232,12 @@ def _sentence(error: Exception, name: str) -> str:
 
 def build_environment(config: DictConfig, envs: int | None = None) -> Environment:
     """The environment that a checked configuration describes; `envs` wins over its number of environments."""
-    host = _outline(config)
-    ordered = [slot.name for slot in host.slots if config.slots.names is None or slot.name in config.slots.names]
-    offered = config.slots.blueprints or list(blueprints(host.topology))
     changes = {} if envs is None else {"envs": envs}
     environment: Environment = build(
         config.environment,
         build=partial(build, config.host),
         data=build(config.data),
-        space=build(config.actions, _partial_=False, slots=ordered, blueprints=list(offered)),
+        space=build_space(config),
         rules=build(config.lifecycle),
         optimizer=build(config.optimizer),
         governor=build(config.governor),
@@ -243,3 +246,12 @@ def build_environment(config: DictConfig, envs: int | None = None) -> Environmen
         **changes,
     )
     return environment
+
+
+def build_space(config: DictConfig) -> ActionSpace:
+    """What may be done, in the slots of the host that a configuration has."""
+    host = _outline(config)
+    ordered = [slot.name for slot in host.slots if config.slots.names is None or slot.name in config.slots.names]
+    offered = config.slots.blueprints or list(blueprints(host.topology))
+    space: ActionSpace = build(config.actions, _partial_=False, slots=ordered, blueprints=list(offered))
+    return space

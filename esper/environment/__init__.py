@@ -4,6 +4,7 @@ from esper.environment.environment import Environment
 from esper.environment.governor import Governor, Reason
 from esper.environment.host_run import gradient_health
 from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Inputs, Observation, View
+from esper.environment.oracle import Oracle
 from esper.environment.record import Measured, StepRecord, rated
 from esper.environment.start import Start
 from esper.environment.step import Rewarded, Step
@@ -16,6 +17,7 @@ __all__ = [
     "Inputs",
     "Measured",
     "Observation",
+    "Oracle",
     "Reason",
     "Rewarded",
     "Start",

@@ -1,0 +1,80 @@
+import pytest
+import torch
+from rich.console import Console
+
+from esper.config import build_world, compose_config
+from esper.environment import Oracle
+from esper.lifecycle import Stage
+from esper.run import train
+
+
+def world(*overrides: str) -> Oracle:
+    return build_world(compose_config("run", ["+experiment=oracle", "environment.noise=0", *overrides]))
+
+
+def played(oracle: Oracle, actions: dict[int, list[int]]) -> float:
+    """The score of an episode with these actions (op, slot, blueprint, blend) by step, and WAIT else."""
+    oracle.reset([1])
+    for step in range(oracle.steps):
+        oracle.step(torch.tensor([actions.get(step, [0, 0, 0, 0])]))
+    return float(oracle.outcome()["score"][0])
+
+
+def test_the_score_is_what_is_written_down() -> None:
+    """conv_light in block2 germinates at once and is fossilised: 6 points x (1 - e^-4), less ln(1 + 1.5) of rent."""
+    oracle = world()
+    alone = 10 + 20 * (1 - torch.tensor(-20 / 5).exp())
+    assert played(oracle, {}) == pytest.approx(float(alone))
+    germinate, fossilize = oracle.layout.ops.index("GERMINATE"), oracle.layout.ops.index("FOSSILIZE")
+    grown = played(oracle, {0: [germinate, 1, 1, 0], 15: [fossilize, 1, 0, 0]})
+    assert int((oracle.view.slots.stage == Stage.FOSSILIZED).sum()) == 1
+    expected = alone + 6 * (1 - torch.tensor(-20 / 5).exp()) - torch.tensor(2.5).log()
+    assert grown == pytest.approx(float(expected), abs=1e-3)
+    assert played(oracle, {0: [germinate, 1, 1, 0]}) == pytest.approx(float(alone))  # not committed: not counted
+
+
+def test_later_seeds_are_worth_less_and_useless_ones_cost() -> None:
+    oracle = world()
+    germinate, fossilize = oracle.layout.ops.index("GERMINATE"), oracle.layout.ops.index("FOSSILIZE")
+    scores = [played(oracle, {at: [germinate, 2, 2, 0], 19: [fossilize, 2, 0, 0]}) for at in (0, 5, 8)]
+    assert scores[0] > scores[1] > scores[2] > played(oracle, {})
+    assert played(oracle, {0: [germinate, 0, 0, 0], 19: [fossilize, 0, 0, 0]}) < played(oracle, {})
+
+
+def test_no_random_play_passes_the_optimum_and_a_return_is_a_score() -> None:
+    oracle = world("environment.envs=64")
+    best = oracle.optimum()
+    generator = torch.Generator().manual_seed(0)
+    observation = oracle.reset(range(64))
+    start, total = oracle.view.now.score, torch.zeros(64)
+    for _ in range(oracle.steps):
+        masks = observation.masks
+        op = torch.multinomial(masks.op.float(), 1, generator=generator)[:, 0]
+        slot = torch.multinomial(masks.under("slot", op).float() + 1e-9, 1, generator=generator)[:, 0]
+        rest = torch.randint(0, 3, (64, 2), generator=generator)
+        step = oracle.step(torch.cat([torch.stack([op, slot], 1), rest], 1))
+        observation, total = step.observation, total + step.reward
+    score = oracle.outcome()["score"]
+    assert (score <= best + 1e-3).all()
+    assert score.max() < best
+    assert torch.allclose(total, score - start, atol=0.05)  # gamma is 1, and shaping vanishes
+
+
+def test_ppo_reaches_nearly_all_of_what_can_be_gained(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    config = compose_config("run", ["+experiment=oracle", "rounds=40", "logger=none", "callbacks.dashboard=null"])
+    figures = train(config, tmp_path, Console(quiet=True))
+    oracle = build_world(config)
+    none, best = 10 + 20 * (1 - float(torch.tensor(-4.0).exp())), oracle.optimum()
+    assert (figures["validation/greedy_score"] - none) / (best - none) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("environment.gains.norm=[1]", r"environment\.gains\.norm: must have an entry for each of block1, block2"),
+        ("slots.blueprints=[norm,depthwise]", r"environment\.gains: must have an entry for depthwise\."),
+    ],
+)
+def test_an_oracle_that_does_not_know_is_refused(override: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        world(override)
