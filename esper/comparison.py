@@ -1,10 +1,13 @@
 """One comparison of arms, as a configuration asks for it."""
 
+import json
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,7 +21,7 @@ from esper.evaluation.played import Played
 from esper.evaluation.report import Source
 from esper.evaluation.runner import Job, play
 from esper.growth import export
-from esper.learners import Learner, load_learners, locate, named
+from esper.learners import Learner, differences, load_learners, locate, named, task_of
 from esper.records import read
 from esper.run import chosen_options
 from esper.seeding import derive
@@ -27,7 +30,7 @@ PACKAGES = ("torch", "lightning", "hydra-core", "numpy")
 
 
 def chosen_arms(config: DictConfig) -> list[str]:
-    """The arms that are asked for, and the reference if one of them is made from it."""
+    """The arms that are asked for, and the reference if it is named or one of them is made from it."""
     trained = bool(named(config.ckpt))
     asked = config.controllers
     if asked is None:
@@ -42,7 +45,7 @@ def chosen_arms(config: DictConfig) -> list[str]:
     needs = [
         name for name in arms if ARMS[name].after == "reference" and not (name == "replay" and config.replay.records)
     ]
-    if needs and reference_of(config) not in arms:
+    if (needs or config.reference) and reference_of(config) not in arms:
         arms.append(reference_of(config))
     return arms
 
@@ -130,6 +133,38 @@ class Comparison:
         )
         host = chosen_options().get("host", config.host._target_.rpartition(".")[2])
         self.played = Played(directory / "episodes.jsonl", {"host": host, "config": plain(config)})
+        if isinstance(config.export, int) and config.export >= max(self.expected, len(self.played.all)):
+            raise ValueError(f"export={config.export}: must be below the {self.expected} episodes that are played.")
+
+    @property
+    def expected(self) -> int:
+        """How many episodes there are in the end."""
+        reference = ARMS[reference_of(self.config)].after
+        after = {name: ARMS[name].after for name in self.arms}
+        by_learner = [name for name, what in after.items() if (reference if what == "reference" else what) == "ckpt"]
+        alone = len(self.arms) - len(by_learner)
+        return len(self.bench.seeds) * (alone + len(by_learner) * len(self.learners))
+
+    def remarks(self) -> list[str]:
+        """What a reader should know before the figures."""
+        found = [*self.played.complaints]
+        if len(self.played.lines) < self.expected:
+            found.append(f"Incomplete: {len(self.played.lines)} of {self.expected} episodes have been played.")
+        if len({json.dumps(learner.task, sort_keys=True) for learner in self.learners}) > 1:
+            found.append("The trained controllers learned on unlike tasks; they are no repetitions of one another.")
+        for learner in self.learners:
+            changed = differences(learner.task, task_of(self.config))
+            if changed:
+                told = "; ".join(changed)
+                found.append(f"Transfer: {learner.label} learned on another task than is played here ({told}).")
+        bare = [line for line in self.bench.reference if not line["fossils"]]
+        if bare:
+            name = reference_of(self.config)
+            found.append(
+                f"{name} kept no seed in {len(bare)} of {len(self.bench.reference)} episodes; what is made from these, "
+                "such as static_final, is the bare host."
+            )
+        return found
 
     def _acting(self, learner: Learner) -> Learned:
         learned: Learned = build(self.config.controller.ppo, policy=learner.policy, _partial_=False)
@@ -188,9 +223,10 @@ class Comparison:
                 "python": platform.python_version(),
                 **{name: version(name) for name in PACKAGES},
                 "machine": machine,
+                **({"commit": commit} if (commit := _commit()) else {}),
             },
             learners={learner.label: dict(learner.about) for learner in self.learners},
-            remarks=[*self.played.complaints, *self._timetable()],
+            remarks=[*self.remarks(), *self._timetable()],
             reference=reference_of(self.config),
         )
 
@@ -201,24 +237,26 @@ class Comparison:
         entries = sorted(self.bench.timetable, key=lambda entry: entry.at)
         told = "; ".join(f"{e.blueprint[0]} in {e.slot} at step {e.at:.0f}, blended by {e.blend}" for e in entries)
         count, gflops = self._searched
+        learned = max((learner.about["episodes"] for learner in self.learners), default=count)
+        fewer = f" (fewer than the {learned} episodes that the controller learned from)" if count < learned else ""
         return [
-            f"best_open_loop is the best of {count} timetables, whose search took {gflops:,.0f} GFLOPs that no episode "
-            f"is charged for: {told or 'nothing is grown'}."
+            f"best_open_loop is the best of {count} timetables{fewer}, whose search took {gflops:,.0f} GFLOPs that no "
+            f"episode is charged for: {told or 'nothing is grown'}."
         ]
 
-    def export(self, which: str | int) -> Path:
-        """Play the episode that is meant once more, and keep the network it ends with."""
-        line = self._meant(which)
+    def export(self, meant: str | int) -> tuple[Path, dict[str, Any]]:
+        """Play the episode that is meant once more, and keep the network it ends with; its file, and its record."""
+        line = self._meant(meant)
         key = (line["controller"], line["learner"], line["seed"], line["origin"])
         job = next((job for job in self.jobs([n for n in self.arms if n == key[0]]) if key in job.keys), None)
         if job is None:
-            raise ValueError(f"export={which}: {key[0]} on seed {key[2]} is no episode that this evaluation plays.")
+            raise ValueError(f"export={meant}: {key[0]} on seed {key[2]} is no episode that this evaluation plays.")
         env = job.keys.index(key)
         again = play(self.environment, [job], {}, lambda: None, test=False)[env]
         for name in ("fossils", "parameters", "selection_score"):
             if again[name] != line[name]:
                 raise ValueError(
-                    f"export={which}: played again, {key[0]} on seed {key[2]} ends with {name} {again[name]}, not "
+                    f"export={meant}: played again, {key[0]} on seed {key[2]} ends with {name} {again[name]}, not "
                     f"{line[name]}; hosts are not trained here as they were then."
                 )
         arguments = {name: value for name, value in plain(self.config.host).items() if name != "_target_"}
@@ -235,18 +273,29 @@ class Comparison:
                 "precision": str(self.config.environment.precision),
             },
         )
-        return path
+        return path, line
 
-    def _meant(self, which: str | int) -> dict[str, Any]:
-        if isinstance(which, int):
+    def _meant(self, meant: str | int) -> dict[str, Any]:
+        if isinstance(meant, int):
             if self.played.complaints:
-                raise ValueError(f"export={which}: lines cannot be counted where some cannot be read; name an arm.")
-            if which >= len(self.played.all):
-                raise ValueError(f"export={which}: must be below the {len(self.played.all)} episodes that were played.")
-            return self.played.all[which]
+                raise ValueError(f"export={meant}: lines cannot be counted where some cannot be read; name an arm.")
+            if meant >= len(self.played.all):
+                raise ValueError(f"export={meant}: must be below the {len(self.played.all)} episodes that were played.")
+            return self.played.all[meant]
         mine = [line for line in self.played.lines if line["seed"] in set(self.bench.seeds)]
-        chosen = [line for line in mine if line["controller"] in self.arms and which in ("best", line["controller"])]
-        return max(chosen, key=_selection)
+        growing = [name for name in self.arms if ARMS[name].grows] or self.arms
+        wanted = growing if meant == "best" else [meant]
+        return max((line for line in mine if line["controller"] in wanted), key=_selection)
+
+
+def _commit() -> str | None:
+    """Which commit of the project this is, and whether it has been changed since; None if that is not known."""
+    here = Path(__file__).parent.parent
+    if not (here / ".git").exists() or which("git") is None:
+        return None
+    asked = [["git", "-C", str(here), *rest] for rest in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])]
+    name, changes = (subprocess.run(command, capture_output=True, text=True).stdout.strip() for command in asked)
+    return f"{name}, with changes" if changes else name or None
 
 
 def _selection(line: dict[str, Any]) -> float:

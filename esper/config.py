@@ -210,6 +210,8 @@ def entry(main: Callable[[], None], name: str) -> None:
         main()
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(_sentence(error, name))
+    except PermissionError as error:
+        sys.exit(f"{error.filename}: {error.strerror}.")
 
 
 def _sentence(error: Exception, name: str) -> str:

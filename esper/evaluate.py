@@ -18,7 +18,7 @@ from esper.comparison import Comparison
 from esper.config import CONF, entry
 from esper.data import DataError
 from esper.evaluation.conclude import conclude, told
-from esper.learners import as_trained, beside, named
+from esper.learners import absolute, as_trained, beside, named
 from esper.resume import EVALUATION, key_of, overridden, prepared, save
 from esper.run import take_back
 
@@ -41,8 +41,10 @@ def evaluate(
         f"{environment.data.name}, {config.episodes} episodes of {environment.steps} steps for each of {arms}"
     )
     console.print(f"-> {directory}", soft_wrap=True)
-    for complaint in played.complaints:
-        console.print(complaint, soft_wrap=True)
+    for learner in comparison.learners:
+        console.print(f"ppo after {learner.about['rounds']} rounds, {learner.label}", soft_wrap=True)
+    for change in (remark for remark in comparison.remarks() if remark.startswith("Transfer")):
+        console.print(change, soft_wrap=True)
     if played.lines:
         console.print(f"{len(played.lines)} episodes are there already")
     columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
@@ -58,8 +60,10 @@ def evaluate(
     commands = [*told(directory).get("commands", []), command]
     found = conclude(played.lines, comparison.source(commands), directory, console)
     if wanted is not None:
-        path = comparison.export(wanted)
-        console.print(f"{path}: the grown network, for esper.growth.load_grown", soft_wrap=True)
+        path, line = comparison.export(wanted)
+        grown = ", ".join(f"{blueprint} in {slot}" for slot, (blueprint, _) in line["fossils"].items()) or "no seed"
+        ended = f"score {line['score']:.2f}, {line['parameters']:,.0f} parameters, {grown}"
+        console.print(f"{path}: the network of {line['controller']} on seed {line['seed']}: {ended}", soft_wrap=True)
     environment.close()
     return found
 
@@ -97,7 +101,7 @@ def main(config: DictConfig) -> None:
 
 def cli() -> None:
     try:
-        arguments = prepared(beside(sys.argv[1:]), EVALUATION)
+        arguments = prepared(absolute(beside(sys.argv[1:])), EVALUATION)
         unspoilt(arguments)
     except ValueError as error:
         sys.exit(str(error))

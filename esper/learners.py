@@ -20,6 +20,7 @@ from esper.records import read
 from esper.resume import flat, key_of, overrides_of
 
 TASK = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor", "reward", "gamma")
+ELSEWHERE = ("environment.envs", "environment.threads", "data.root", "data.device")  # change nothing in an episode
 BACKWARD = 3  # an update's pass forward and back, in passes forward
 
 
@@ -30,6 +31,7 @@ class Learner:
     label: str  # by which episodes name it: where its checkpoint is
     policy: Policy
     weights: str  # a digest of them
+    task: Mapping[str, Any]  # what it learned on, every key with its value
     about: Mapping[str, Any]  # plain data: how it was trained
 
 
@@ -70,13 +72,34 @@ def beside(arguments: Sequence[str]) -> list[str]:
     given = [argument for argument in arguments if key_of(argument) == "ckpt"]
     if not given or {"experiment", "resume"} & set(map(key_of, arguments)):
         return list(arguments)
-    try:
-        names = named(OverridesParser.create().parse_override(given[-1]).value())
-    except OverrideParseException:
+    names = _typed(given[-1])
+    if names is None:
         return list(arguments)  # Hydra will say what is wrong with it
     anew = {key_of(argument) for argument in arguments}
     own = [o for o in task_overrides(names) if not {key_of(o), key_of(o).split(".")[0]} & anew]
     return [*own, *arguments]
+
+
+def absolute(arguments: Sequence[str]) -> list[str]:
+    """A command line that names the same checkpoints from any directory."""
+    return [_absolute(argument) if key_of(argument) == "ckpt" else argument for argument in arguments]
+
+
+def _absolute(argument: str) -> str:
+    names = _typed(argument)
+    if names is None or not all(Path(name).exists() for name in names):
+        return argument  # what is wrong with it is said elsewhere
+    quoted = [str(Path(name).resolve()).replace("'", "\\'") for name in names]
+    inside = ",".join(f"'{name}'" for name in quoted)
+    return f"ckpt=[{inside}]"
+
+
+def _typed(argument: str) -> list[str] | None:
+    """The checkpoints that an argument names; None if Hydra would not understand it."""
+    try:
+        return named(OverridesParser.create().parse_override(argument).value())
+    except OverrideParseException:
+        return None
 
 
 def task_overrides(names: Sequence[str]) -> list[str]:
@@ -119,14 +142,28 @@ def load_learner(name: str, layout: Layout) -> Learner:
     except RuntimeError:
         raise ValueError(f"ckpt={path}: its weights do not fit the policy of {run}/.hydra/config.yaml.") from None
     about = {
-        "path": str(path),
+        "weights": _digest(weights),
         "seed": found["esper"]["seed"],
         **{key: found["esper"]["counters"][key] for key in ("rounds", "episodes", "decisions")},
         **_costs(run, found["esper"]["counters"], policy),
         "trained_on": _task(run),
         "command": f"python -m esper.run {shlex.join(overrides_of(run))}",
     }
-    return Learner(str(path.resolve()), policy.eval(), _digest(weights), about)
+    return Learner(str(path.resolve()), policy.eval(), _digest(weights), task_of(config), about)
+
+
+def task_of(config: DictConfig) -> dict[str, Any]:
+    """What makes a task of a configuration, every key with its value; not how many play at once, or where."""
+    found = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(found, dict)
+    shown = flat(OmegaConf.create({group: found[group] for group in TASK if group in found}))
+    return {key: value for key, value in shown.items() if key not in ELSEWHERE}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Keys of two tasks that are not alike, in words."""
+    keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    return [f"{key}: {then.get(key)} -> {now.get(key)}" for key in keys]
 
 
 def load_learners(names: Sequence[str], layout: Layout) -> list[Learner]:

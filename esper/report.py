@@ -1,6 +1,7 @@
 """python -m esper.report DIR...: tables and pictures from episodes that have been played."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,10 @@ def gather(directory: Path) -> tuple[list[dict[str, Any]], Source]:
     if not any("kind" in line for line in lines):
         about = told(directory)
         return lines, Source(**{**about, "remarks": [*complaints, *about.get("remarks", [])]})
-    return _last_held_out(lines, directory), Source(remarks=complaints)
+    typed = directory / ".hydra" / "overrides.yaml"
+    overrides = OmegaConf.to_container(OmegaConf.load(typed)) if typed.is_file() else []
+    command = f"python -m esper.run {shlex.join(map(str, overrides if isinstance(overrides, list) else []))}"
+    return _last_held_out(lines, directory), Source(commands=[command], remarks=complaints)
 
 
 def _last_held_out(lines: Sequence[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
@@ -62,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     try:
-        found = [gather(directory) for directory in given.directories]
+        found = [gather(directory) for directory in dict.fromkeys(map(Path.resolve, given.directories))]
         lines = [line for some, _ in found for line in some]
         if not lines:
             raise ValueError(f"{', '.join(map(str, given.directories))}: there are no finished episodes to report.")
@@ -70,14 +74,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.reference is not None and given.reference not in played:
             raise ValueError(f"--reference {given.reference}: was not played; there are {', '.join(sorted(played))}.")
         source = merged([source for _, source in found])
+        if len(found) > 1:
+            source = replace(source, commands=[*source.commands, f"python {shlex.join(sys.orig_argv[1:])}"])
         if given.reference is not None:
             source = replace(source, reference=given.reference)
-        for remark in source.remarks:
-            console.print(remark, soft_wrap=True)
         alone = given.directories[0] if len(given.directories) == 1 else None
         directory = given.out or alone or Path("outputs") / "report" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
         directory.mkdir(parents=True, exist_ok=True)
         conclude(lines, source, directory, console)
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}.")
     except ValueError as error:
         sys.exit(str(error))
 

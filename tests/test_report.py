@@ -25,8 +25,8 @@ def test_several_runs_make_one_report(tmp_path: Path, capsys: pytest.CaptureFixt
     second = directory(tmp_path / "b", some("ppo", 40.0, learner="x"), commands=["command two"], reference="ppo")
     main([str(first), str(second), "--out", str(tmp_path / "out")])
     text = (tmp_path / "out/report.md").read_text()
-    assert "ppo scores above none." in text
-    assert "command one\ncommand two" in text
+    assert "ppo, with 1.00 times the host's parameters at the end, scores above none." in text
+    assert "command one\ncommand two\npython" in text  # and the command that put them together
     assert "ppo - arm" in capsys.readouterr().out
     main([str(first)])
     assert (first / "report.html").exists()
@@ -68,7 +68,7 @@ def test_held_out_episodes_of_a_training_run_are_reported_as_validation(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere"], "nowhere: holds no episodes.jsonl; it must be the directory of an evaluation or a run."),
+        (["nowhere"], "{here}/nowhere: holds no episodes.jsonl; it must be the directory of an evaluation or a run."),
         (["empty"], "empty: there are no finished episodes to report."),
         (["one", "--reference", "ppo"], "--reference ppo: was not played; there are none."),
     ],
@@ -82,4 +82,12 @@ def test_what_cannot_be_reported_is_told_in_one_sentence(
     monkeypatch.setattr(sys, "argv", ["esper.report", *arguments])
     with pytest.raises(SystemExit) as refused:
         main()
-    assert str(refused.value) == sentence
+    assert str(refused.value) == sentence.replace("{here}", str(tmp_path))
+
+
+def test_a_place_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+    where = directory(tmp_path / "one", some("none", 1.0))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as refused:
+        main([str(where), "--out", str(tmp_path / "file" / "out")])
+    assert str(refused.value) == f"{tmp_path}/file/out: Not a directory."

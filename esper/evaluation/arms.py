@@ -140,32 +140,36 @@ def _best_open_loop(bench: Bench) -> list[Job]:
 
 @dataclass(frozen=True)
 class Arm:
-    """`after` says what must be there before its episodes can be named: nothing, a checkpoint, the reference's."""
+    """`after` says what must be there before its episodes can be named: nothing, a checkpoint, the reference's.
+
+    `grows` is false for networks that stay what they are.
+    """
 
     meaning: str
     jobs: Callable[[Bench], list[Job]]
     after: str = ""
+    grows: bool = True
 
 
 ARMS = {
-    "none": Arm("the host alone", _rule("none")),
+    "none": Arm("the host alone", _rule("none"), grows=False),
     "static_final": Arm(
         "what the reference ended with, from scratch, for the same steps: matched parameters",
-        _static("static_final", grown=True, matched=False), "reference",
+        _static("static_final", grown=True, matched=False), "reference", grows=False,
     ),
     "static_final_flops": Arm(
         "the same, for the FLOPs that the reference spent",
-        _static("static_final_flops", grown=True, matched=True), "reference",
+        _static("static_final_flops", grown=True, matched=True), "reference", grows=False,
     ),
     "host_flops": Arm(
         "the bare host, trained longer, for the FLOPs that the reference spent",
-        _static("host_flops", grown=False, matched=True), "reference",
+        _static("host_flops", grown=False, matched=True), "reference", grows=False,
     ),
-    "all_seeds": Arm("every slot filled from the start", _all_seeds),
+    "all_seeds": Arm("every slot filled from the start", _all_seeds, grows=False),
     "schedule": Arm("a fixed timetable, fossilised as soon as legal", _rule("schedule")),
     "best_open_loop": Arm(
-        "the best of as many random timetables as the learned controllers had episodes to learn from, chosen by "
-        "validation on other seeds, an episode each: a strong rule that does not look",
+        "the best of many random timetables (as many as the learned controllers had episodes to learn from, unless "
+        "remarked), chosen by validation on other seeds, an episode each: a strong rule that does not look",
         _best_open_loop,
     ),
     "heuristic": Arm("plateau rules", _rule("heuristic")),

@@ -39,6 +39,7 @@ def books(task: Task, learners: Mapping[str, Mapping[str, Any]]) -> list[Block]:
     rows = [
         [
             label,
+            str(about.get("weights", "-")),
             str(about.get("rounds", "-")),
             str(about.get("episodes", "-")),
             _shown(about.get("gflops"), "{:,.0f}"),
@@ -49,7 +50,7 @@ def books(task: Task, learners: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         if any(label in results.learners for results in task.arms.values())
     ]
     if rows:
-        header = ("trained controller", "rounds", "episodes", "GFLOPs", "seconds", "trained on")
+        header = ("trained controller", "weights", "rounds", "episodes", "GFLOPs", "seconds", "trained on")
         blocks += [Text("The controllers' own training, which no episode above is charged for:"), Table(header, rows)]
     return blocks
 
@@ -103,7 +104,9 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _gflops(flops: float | None) -> str:
-    return _shown(None if flops is None else flops / 1e9, "{:,.2f}")
+    if flops is None or flops == 0 or flops >= 1e7:
+        return _shown(None if flops is None else flops / 1e9, "{:,.2f}")
+    return f"{flops / 1e9:.1g}"  # so that what is little does not look like nothing
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.evaluation.document import write
-from esper.evaluation.report import Source, picked, report, verdict
+from esper.evaluation.report import FEW, Source, picked, report, verdict
 from esper.evaluation.results import FIGURES, Task, shared, sort
-from esper.evaluation.statistics import difference
+from esper.evaluation.statistics import ENOUGH, difference
 
 TOLD = "evaluation.json"
 
@@ -44,8 +44,10 @@ def conclude(
     source = replace(source, remarks=list(dict.fromkeys([*source.remarks, *remarks])))
     for task in tasks:
         console.print(_table(task, picked(task, source.reference)))
-    for remark in remarks:
+    for remark in source.remarks:
         console.print(remark, soft_wrap=True)
+    if min(len(results.seeds) for task in tasks for results in task.arms.values()) < ENOUGH:
+        console.print(FEW, soft_wrap=True)
     found = {task.title: _figures(task, picked(task, source.reference)) for task in tasks}
     written = {**asdict(source), "tasks": found}
     (directory / TOLD).write_text(json.dumps(written, indent=2), encoding="utf-8")
@@ -75,9 +77,10 @@ def _figures(task: Task, main: str) -> dict[str, Any]:
 
 def _table(task: Task, main: str) -> Table:
     """One row for each arm, best first."""
-    title = f"{task.title}: interquartile means [95 % intervals], and {main} less each arm on the same seeds"
+    title = f"{task.title}: interquartile means [95 % intervals]"
     shown = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
-    for column in ("arm", "episodes", *FIGURES, f"{main} - arm"):
+    compared = [f"{main} - arm"] if len(task.arms) > 1 else []
+    for column in ("arm", "episodes", *FIGURES, *compared):
         shown.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
     rows = []
     for name, results in task.arms.items():
@@ -91,7 +94,12 @@ def _table(task: Task, main: str) -> Table:
         gap = difference(mine, theirs) if name != main and mine else None
         told = "" if gap is None else f"{gap.value:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
         score = results.figure("score")
-        rows.append((0 if score is None else -score.value, [name, str(len(results.lines)), *cells, told]))
+        rows.append(
+            (
+                0 if score is None else -score.value,
+                [name, str(len(results.lines)), *cells, *([told] if compared else [])],
+            )
+        )
     for _, row in sorted(rows, key=lambda item: item[0]):
         shown.add_row(*row)
     return shown

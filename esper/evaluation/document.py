@@ -96,7 +96,7 @@ def _markdown(title: str, sections: Sequence[Section]) -> str:
                 case Code(lines):
                     parts.append("\n".join(["```sh", *lines, "```"]))
                 case Picture(name, _, caption):
-                    parts.append(f"![{caption}](pictures/{name}.png)\n\n{caption}")
+                    parts.append(f"![{name}](pictures/{name}.png)\n\n{caption}")
                 case Table(header, rows):
                     ruler = ["---:" if figure else "---" for figure in block.figures]
                     cells = [[cell.replace("|", "\\|") for cell in row] for row in (header, ruler, *rows)]
@@ -121,7 +121,7 @@ def _block(block: Block, pictures: dict[str, bytes]) -> str:
             return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
         case Picture(name, _, caption):
             data = base64.b64encode(pictures[name]).decode()
-            image = f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
+            image = f'<img alt="{html.escape(name)}" src="data:image/png;base64,{data}">'
             return f"<figure>{image}<figcaption>{_inline(caption)}</figcaption></figure>"
         case Table(header, rows):
             kinds = [' class="figure"' if figure else "" for figure in block.figures]

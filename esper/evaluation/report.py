@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from esper.evaluation.arms import ARMS
 from esper.evaluation.books import books, use
 from esper.evaluation.controls import controls
@@ -15,7 +17,8 @@ from esper.telemetry import timeline
 
 COLUMNS = 4  # episodes side by side in a picture
 FACTOR = "{:.2f}x"
-UNDECIDED = "no difference can be told"
+UNDECIDED, TOO_FEW = "no difference can be told", "too few seeds"
+FEW = f"With fewer than {ENOUGH} seeds, intervals are hardly more than the range of what was seen; nothing is claimed."
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ def report(tasks: Sequence[Task], source: Source) -> tuple[str, list[Section]]:
     """The title and all sections."""
     chosen = {task.title: picked(task, source.reference) for task in tasks}
     title = "esper: " + "; ".join(dict.fromkeys(task.name for task in tasks))
-    sections = [Section("The question", _question(tasks, chosen))]
+    sections = [Section("The question", _question(tasks, chosen, source.remarks))]
     for number, task in enumerate(tasks):
         with_name = "" if len(tasks) == 1 else f"{task.title}: "
         main = chosen[task.title]
@@ -50,8 +53,8 @@ def report(tasks: Sequence[Task], source: Source) -> tuple[str, list[Section]]:
             "performance profile": [
                 Picture(
                     f"profile{number}",
-                    profiles(task.arms),
-                    "Share of episodes that score above each value, 95 % bands.",
+                    profiles(task.arms, main),
+                    f"Share of episodes that score above each value; the 95 % band of {main}.",
                 )
             ],
             "median episodes": _timelines(task, number),
@@ -59,7 +62,7 @@ def report(tasks: Sequence[Task], source: Source) -> tuple[str, list[Section]]:
             "negative controls": controls(task),
             "accounting": books(task, source.learners),
         }
-        sections += [Section(f"{with_name}{name}".capitalize(), blocks) for name, blocks in parts.items() if blocks]
+        sections += [Section(f"{with_name}{name.capitalize()}", blocks) for name, blocks in parts.items() if blocks]
     if len(tasks) > 1:
         sections.append(Section("All tasks together", _together(tasks, chosen)))
     return title, [*sections, Section("Protocol", _protocol(tasks, source))]
@@ -78,12 +81,14 @@ def interval(figure: Estimate | None, form: str) -> str:
 
 def verdict(gap: Estimate, seeds: int) -> str:
     """A win is claimed only where the interval excludes zero, on enough seeds."""
-    if seeds < ENOUGH or not gap.excludes_zero:
+    if seeds < ENOUGH:
+        return TOO_FEW
+    if not gap.excludes_zero:
         return UNDECIDED
     return "better" if gap.value > 0 else "worse"
 
 
-def _question(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
+def _question(tasks: Sequence[Task], chosen: Mapping[str, str], remarks: Sequence[str]) -> list[Block]:
     blocks: list[Block] = [
         Text(
             "Does growth as one controller decides it beat other ways to spend the same steps of training, per "
@@ -98,10 +103,18 @@ def _question(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
             ours, theirs = shared([task.arms[main]], [other])
             if name != main and ours:
                 told.setdefault(verdict(difference(ours, theirs), ours[0].shape[1]), []).append(name)
-        words = {"better": "scores above", "worse": "scores below", UNDECIDED: "cannot be told from"}
+        words = {
+            "better": "scores above",
+            "worse": "scores below",
+            UNDECIDED: "cannot be told from",
+            TOO_FEW: f"has been played on too few seeds (fewer than {ENOUGH}) to be told from",
+        }
         found = "; ".join(f"{words[kind]} {', '.join(told[kind])}" for kind in words if kind in told)
-        blocks.append(Text(f"**{task.title}: {main} {found or 'stands alone'}.**"))
-    return blocks
+        lines = task.arms[main].lines.values()
+        growth = np.mean([line["parameters"] / line["host_parameters"] for line in lines])
+        size = f"with {growth:.2f} times the host's parameters at the end"
+        blocks.append(Text(f"**{task.title}: {main}, {size}, {found or 'stands alone'}.**"))
+    return [*blocks, *(Text(f"**{remark}**") for remark in remarks)]
 
 
 def _results(task: Task) -> list[Block]:
@@ -112,11 +125,13 @@ def _results(task: Task) -> list[Block]:
     what = "-100 x bits per byte" if task.text else "accuracy in points"
     note = (
         f"Score = {what} on the {task.split} split - ln(parameters / host parameters), of the host with its "
-        "fossilised seeds. Interquartile means with 95 % bootstrap intervals. Episodes are controllers x seeds; "
+        "fossilised seeds. Interquartile means (of fewer than four, means) with 95 % bootstrap intervals. Episodes are "
+        "controllers x seeds; "
         "GFLOPs hold training, validation, probes and the controller's own passes; seconds are those of an episode's "
         "own thread, which shares the machine with others."
     )
-    return [Table(("arm", "episodes", *FIGURES), rows), Text(note)]
+    few = min(len(results.seeds) for results in task.arms.values()) < ENOUGH
+    return [Table(("arm", "episodes", *FIGURES), rows), Text(note), *([Text(FEW)] if few else [])]
 
 
 def _value(results: Results, title: str) -> float:
@@ -141,8 +156,8 @@ def _differences(task: Task, main: str) -> list[Block]:
     header = ("comparison", "seeds", "score difference", "P(improvement)", "parameters", "FLOPs", f"{main} is")
     words = (
         "Differences are taken on the same seed; interquartile mean with a 95 % interval. P(improvement) is the "
-        "probability that an episode scores above one of the other arm (Mann-Whitney). Parameters and FLOPs are "
-        f"factors: what {main} has over what the other has."
+        "probability that an episode scores above one of the other arm, whatever the seeds (Mann-Whitney). Parameters "
+        f"and FLOPs are factors: what {main} has over what the other has."
     )
     return [Table(header, rows), Text(f"{words} {_unit(len(ours.learners)) if main == 'ppo' else ''}".strip())]
 
@@ -188,10 +203,10 @@ def _together(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
             chance = improvement(mine, theirs)
             seeds = sum(scores.shape[1] for scores in mine)
             cells = (interval(gap, "{:+.2f}"), interval(chance, "{:.2f}"), verdict(gap, seeds))
-            rows.append([f"{main} - {name}", str(len(mine)), *cells])
+            rows.append([f"{main} - {name}", str(len(mine)), str(seeds), *cells])
     if not rows:
         return [Text("No two arms were played in more than one task.")]
-    header = ("comparison", "tasks", "score difference", "P(improvement)", f"{main} is")
+    header = ("comparison", "tasks", "seeds", "score difference", "P(improvement)", f"{main} is")
     return [
         Table(header, rows),
         Text("Stratified by task: every draw has as many episodes of each task as were played."),
@@ -205,7 +220,7 @@ def _protocol(tasks: Sequence[Task], source: Source) -> list[Block]:
         seeds = sorted({seed for results in task.arms.values() for seed in results.seeds})
         blocks.append(
             Text(
-                f"**{task.title}**: {len(seeds)} episode seeds; {environment.get('steps')} steps of "
+                f"**{task.title}**: episode seeds: {len(seeds)}; {environment.get('steps')} steps of "
                 f"{environment.get('batches')} batches of {environment.get('batch')}; data "
                 f"{_told(data)}; optimizer {_told(task.config.get('optimizer', {}))}.{_acting(task)}"
             )
@@ -226,12 +241,14 @@ def _protocol(tasks: Sequence[Task], source: Source) -> list[Block]:
         blocks += [Text("Commands:"), Code(source.commands)]
     if source.versions:
         blocks.append(Table(("with", "version"), [[name, version] for name, version in source.versions.items()]))
-    blocks += [Text(remark) for remark in source.remarks]
     return blocks
 
 
 def _told(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in settings.items() if not key.startswith("_"))
+    """A part of a configuration in words."""
+    parts = [f"{key}=({_told(value)})" if isinstance(value, Mapping) else f"{key}={value}"
+             for key, value in settings.items() if not key.startswith("_")]  # fmt: skip
+    return ", ".join([*([str(settings["_target_"]).split(".")[-1]] if "_target_" in settings else []), *parts])
 
 
 def _acting(task: Task) -> str:

@@ -96,4 +96,4 @@ def _label(lanes: Axes, steps: Sequence[Mapping[str, Any]]) -> None:
     for index, step in enumerate(steps):
         for slot, (entered, blueprint) in enumerate(zip(step["entered"], step["blueprint"], strict=True)):
             if Stage.GERMINATED.name in entered and blueprint:
-                lanes.text(index - 0.4, slot, blueprint, fontsize=6, va="center")
+                lanes.text(index - 0.4, slot, blueprint, fontsize=6, va="center", clip_on=True)

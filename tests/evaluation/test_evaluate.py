@@ -116,6 +116,7 @@ def test_an_interrupt_keeps_what_is_finished_and_a_resume_plays_the_rest_once(tm
     before = records.read_text()
     assert 1 <= before.count("\n") < 4
     assert (tmp_path / "cut/report.html").exists()
+    assert f"Incomplete: {before.count(chr(10))} of 4 episodes have been played." in out
     with records.open("a") as file:
         file.write("no JSON\n" + before[:100])  # as a machine that dies might leave it
     typed(tmp_path, f"resume={tmp_path}/cut")
@@ -243,7 +244,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("trained"))
 
 
-def test_a_checkpoint_brings_its_task_and_may_be_tried_on_another(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_brings_its_task_and_may_be_tried_on_another(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = ["episodes=1", "controllers=[ppo]", f"ckpt={checkpoint}"]
     typed(tmp_path, *few, "hydra.run.dir=own")
     (own,) = read(tmp_path / "own/episodes.jsonl")
@@ -255,10 +258,25 @@ def test_a_checkpoint_brings_its_task_and_may_be_tried_on_another(checkpoint: Pa
     assert "python -m esper.run data=synthetic_images" in text
     assert "| 2 | 6 |" in text  # rounds and episodes it was trained for
 
+    assert "Transfer" not in text
+    capsys.readouterr()
     typed(tmp_path, *few, "hydra.run.dir=other", "host=cifar_baseline")
     (other,) = read(tmp_path / "other/episodes.jsonl")
     assert other["host_parameters"] == 6_418
     assert len(other["steps"]) == 8
+    transfer = "learned on another task than is played here (host.channels: 16 -> 8; host.kernel: 1 -> 3)"
+    assert transfer in (tmp_path / "other/report.md").read_text()
+    told = capsys.readouterr().out
+    assert transfer in told
+    assert "ppo after 2 rounds" in told
+
+
+def test_a_relative_checkpoint_is_found_again_from_elsewhere(checkpoint: Path, tmp_path: Path) -> None:
+    typed(
+        checkpoint.parent, "episodes=1", "controllers=[ppo]", f"ckpt={checkpoint.name}", f"hydra.run.dir={tmp_path}/a"
+    )
+    typed(tmp_path, f"resume={tmp_path}/a", "episodes=2")
+    assert len(list(read(tmp_path / "a/episodes.jsonl"))) == 2
 
 
 def test_several_checkpoints_are_several_trained_controllers(checkpoint: Path, tmp_path: Path) -> None:
@@ -290,6 +308,23 @@ def test_episodes_whose_making_has_changed_are_played_again(checkpoint: Path, tm
 
     with pytest.raises(ValueError, match="is no episode that this evaluation plays"):  # of the first reference
         evaluated(tmp_path, *arms, "reference=fragrow", f"export={len(first) - 1}")
+
+
+def test_a_reference_that_is_named_is_played_and_what_is_made_from_nothing_is_remarked(tmp_path: Path) -> None:
+    evaluated(tmp_path, "controllers=[static_final]", "reference=none", "episodes=2", "export=best")
+    lines = list(read(tmp_path / "episodes.jsonl"))
+    assert [line["controller"] for line in lines] == ["none"] * 2 + ["static_final"] * 2
+    assert "none kept no seed in 2 of 2 episodes" in (tmp_path / "report.md").read_text()
+    evaluated(tmp_path / "other", "controllers=[none]", "reference=random", "episodes=1")
+    assert {line["controller"] for line in read(tmp_path / "other/episodes.jsonl")} == {"none", "random"}
+
+
+def test_the_best_network_to_export_is_one_that_grew(tmp_path: Path) -> None:
+    evaluated(tmp_path, "controllers=[all_seeds,schedule]", "episodes=1", "export=best")
+    network = load_grown(next(tmp_path.glob("grown_*.pt")))
+    assert network.about["controller"] == "schedule"
+    with pytest.raises(ValueError, match=r"^export=2: must be below the 2 episodes that are played\.$"):
+        evaluated(tmp_path / "other", "controllers=[all_seeds,schedule]", "episodes=1", "export=2")
 
 
 def test_a_searched_timetable_can_be_the_reference(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from esper.evaluation.arms import ARMS
 from esper.evaluation.conclude import conclude
 from esper.evaluation.controls import controls
 from esper.evaluation.document import Code, Picture, Section, Table, Text, write
-from esper.evaluation.pictures import frontier, profiles
-from esper.evaluation.report import UNDECIDED, Source, picked, report, verdict
+from esper.evaluation.pictures import frontier, look, profiles
+from esper.evaluation.report import TOO_FEW, UNDECIDED, Source, picked, report, verdict
 from esper.evaluation.results import shared, sort
 from esper.evaluation.statistics import ENOUGH, Estimate
 from tests.evaluation.kit import line
@@ -95,7 +96,7 @@ def test_several_controllers_are_rows_and_what_was_not_played_is_left_open() -> 
         (Estimate(-1.0, -2.0, -0.5), 10, "worse"),
         (Estimate(1.0, -0.1, 2.0), 10, UNDECIDED),
         (Estimate(1.0, 0.0, 2.0), 10, UNDECIDED),
-        (Estimate(1.0, 0.5, 2.0), ENOUGH - 1, UNDECIDED),
+        (Estimate(1.0, 0.5, 2.0), ENOUGH - 1, TOO_FEW),
     ],
 )
 def test_a_win_is_claimed_only_where_the_interval_excludes_zero_on_enough_seeds(
@@ -131,7 +132,8 @@ def test_the_report_answers_the_question_and_shows_both_axes() -> None:
     title, sections = report(tasks, Source(commands=["a command"], versions={"torch": "1"}, remarks=["a remark"]))
     text = text_of(sections)
     assert title == "esper: a_host on synthetic"
-    assert "ppo scores above none; cannot be told from heuristic." in text
+    assert "ppo, with 2.00 times the host's parameters at the end, scores above none; cannot be told from heur" in text
+    assert "hardly more than the range" not in text
     assert "+10.00 [+10.00, +10.00]" in text
     assert "2.00x" in text  # parameters
     assert "3.00x" in text  # FLOPs
@@ -150,7 +152,7 @@ def test_tasks_that_are_scored_alike_are_put_together() -> None:
     (together,) = [section for section in sections if section.title == "All tasks together"]
     table = together.blocks[0]
     assert isinstance(table, Table)
-    assert [row[:3] for row in table.rows] == [["ppo - none", "2", "+2.00 [+2.00, +2.00]"]]
+    assert [row[:4] for row in table.rows] == [["ppo - none", "2", "12", "+2.00 [+2.00, +2.00]"]]
     text = {"data": {"vocabulary": 257}}
     tasks, _ = sort([*lines, *arm("none", [-200.0] * 6, config=text, host="c")])
     _, sections = report(tasks, Source())
@@ -182,6 +184,17 @@ def test_negative_controls_hold_where_nothing_is_gained() -> None:
     assert row("growth", paying)[2].startswith("growth pays here")
 
 
+def test_few_seeds_are_named_and_no_arms_look_alike() -> None:
+    (task,), _ = sort([*arm("none", [1.0, 2.0]), *arm("ppo", [3.0, 4.0])])
+    _, sections = report([task], Source())
+    text = text_of(sections)
+    assert f"at the end, has been played on too few seeds (fewer than {ENOUGH}) to be told from none." in text
+    assert "intervals are hardly more than the range of what was seen" in text
+    assert "too few seeds" in text
+    looks = [(tuple(look(name)["color"]), look(name)["marker"]) for name in ARMS]
+    assert len(set(looks)) == len(ARMS)
+
+
 def test_the_reference_is_the_one_that_is_wanted_else_the_learned_one() -> None:
     (task,), _ = sort([*arm("none", [1.0]), *arm("schedule", [1.0]), *arm("ppo", [1.0])])
     assert picked(task, "none") == "none"
@@ -190,13 +203,13 @@ def test_the_reference_is_the_one_that_is_wanted_else_the_learned_one() -> None:
 
 def test_pictures_show_every_arm_with_its_intervals() -> None:
     (task,), _ = sort([*arm("none", [1.0, 2, 3]), *arm("ppo", [4.0, 5, 6], parameters=300.0)])
-    left, right = frontier(task.arms).axes
-    for axes in (left, right):
-        assert [text.get_text() for text in axes.texts] == ["none", "ppo"]
-        assert axes.get_xscale() == "log"
+    figure = frontier(task.arms)
+    left, right = figure.axes
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["none", "ppo"]
+    assert left.get_xscale() == right.get_xscale() == "log"
     points = [container.lines[0].get_data() for container in left.containers]
     assert [(float(x[0]), float(y[0])) for x, y in points] == [(100, 2), (300, 5)]
-    curves = {curve.get_label(): np.asarray(curve.get_ydata()) for curve in profiles(task.arms).axes[0].lines}
+    curves = {curve.get_label(): np.asarray(curve.get_ydata()) for curve in profiles(task.arms, "ppo").axes[0].lines}
     assert curves["none"][0] == curves["ppo"][0] == 1
     assert (curves["none"] <= curves["ppo"]).all()
 
@@ -212,7 +225,7 @@ def test_a_document_is_written_as_markdown_and_as_one_page(tmp_path: Path) -> No
     write(tmp_path, "Title & more", [Section("First", blocks)])
     text, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
     assert "| arm | score |\n| --- | ---: |\n| none | 1.00 [0.90, 1.10] |\n| a\\|b | - |" in text
-    assert "![A caption.](pictures/one.png)" in text
+    assert "![one](pictures/one.png)\n\nA caption." in text
     assert (tmp_path / "pictures/one.png").read_bytes().startswith(b"\x89PNG")
     assert "<h1>Title &amp; more</h1>" in page
     assert "<p>a <code>key</code> and <strong>a &lt;win&gt;</strong></p>" in page
