@@ -124,6 +124,8 @@ class Environment:
         self._runs = [HostRun(seed, **parts) for seed in seeds]  # type: ignore[arg-type]
         self._slots = planted(self._starts, self.space)
         self._put(self._slots.stage == Stage.FOSSILIZED, self._slots)
+        for run in (run for run, start in zip(self._runs, self._starts, strict=True) if start.frozen):
+            run.model.seeds.requires_grad_(False)
         everywhere = torch.ones(len(seeds), dtype=torch.bool)
         self._governor = self._make_governor(envs=len(seeds), chance=math.log(self.data.options))
         self._keeper = Keeper(self._runs, self.space.slots)

@@ -14,6 +14,7 @@ class Start:
 
     fossils: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # slot -> blueprint and blend, by name
     batches: int | None = None  # of the whole episode; None is the usual number in each step
+    frozen: bool = False  # whether these fossils stay as they are born, which is the identity
 
     def in_step(self, step: int, steps: int, usual: int) -> int:
         """Batches of one step; those of an episode with a number of its own are spread evenly, none is lost."""

@@ -60,11 +60,16 @@ def _rule(arm: str) -> Callable[[Bench], list[Job]]:
     return lambda bench: bench.each(arm, bench.rule(arm), bench.settings(arm))
 
 
-def _all_seeds(bench: Bench) -> list[Job]:
-    space = bench.environment.space
-    blueprint = next((name for name in USUAL if name in space.blueprints), space.blueprints[0])
-    start = Start(fossils=dict.fromkeys(space.slots, (blueprint, Blend.ADD.name)))
-    return bench.each("all_seeds", bench.still(), None, start)
+def _filled(arm: str, *, frozen: bool) -> Callable[[Bench], list[Job]]:
+    """Every slot is filled from the start."""
+
+    def jobs(bench: Bench) -> list[Job]:
+        space = bench.environment.space
+        blueprint = next((name for name in USUAL if name in space.blueprints), space.blueprints[0])
+        start = Start(fossils=dict.fromkeys(space.slots, (blueprint, Blend.ADD.name)), frozen=frozen)
+        return bench.each(arm, bench.still(), None, start)
+
+    return jobs
 
 
 def _ppo(bench: Bench) -> list[Job]:
@@ -165,7 +170,7 @@ ARMS = {
         "the bare host, trained longer, for the FLOPs that the reference spent",
         _static("host_flops", grown=False, matched=True), "reference", grows=False,
     ),
-    "all_seeds": Arm("every slot filled from the start", _all_seeds, grows=False),
+    "all_seeds": Arm("every slot filled from the start", _filled("all_seeds", frozen=False), grows=False),
     "schedule": Arm("a fixed timetable, fossilised as soon as legal", _rule("schedule")),
     "best_open_loop": Arm(
         "the best of many random timetables (as many as the learned controllers had episodes to learn from, unless "
@@ -181,7 +186,10 @@ ARMS = {
     "replay": Arm(
         "what the reference did on another seed, repeated: a mere schedule, without feedback", _replay, "reference"
     ),
-    "placebo": Arm("the fixed timetable with seeds that can hardly help (a negative control)", _rule("placebo")),
+    "placebo": Arm(
+        "every slot filled from the start with seeds that never learn (a negative control)",
+        _filled("placebo", frozen=True), grows=False,
+    ),
     "ppo": Arm("the learned controller", _ppo, "ckpt"),
     "ppo_permuted": Arm("the learned controller, shown another episode (a negative control)", _permuted, "ckpt"),
 }  # fmt: skip

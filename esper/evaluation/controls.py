@@ -13,7 +13,7 @@ GROWTH = 1.10  # times the host's parameters, in the mean over steps, at most, o
 def controls(task: Task) -> list[Block]:
     """Each control with what was expected, what was found, and whether that speaks against it."""
     rows = [
-        _not_above(task, "placebo", "none", "seeds that can hardly help bring no gain"),
+        _not_above(task, "placebo", "none", "seeds that cannot help bring no gain"),
         _not_above(task, "ppo_permuted", "replay", "a policy shown other episodes does no better than a replay"),
         _not_above(task, "replay", "ppo", "nor does a replay do better than the policy itself"),
         _waits(task),

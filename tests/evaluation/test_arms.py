@@ -50,7 +50,7 @@ def test_every_arm_is_played_on_the_same_seeds(lines: Lines) -> None:
 def test_a_seed_has_the_same_data_and_weights_in_every_arm(lines: Lines) -> None:
     """Until an arm acts, its host does what the host alone does."""
     alone = {line["seed"]: line["steps"][0]["train_loss"] for line in lines["none"]}
-    for arm in ("schedule", "heuristic", "placebo"):
+    for arm in ("schedule", "heuristic"):
         assert {line["seed"]: line["steps"][0]["train_loss"] for line in lines[arm]} == alone
 
 
@@ -78,6 +78,16 @@ def test_all_seeds_fills_every_slot_from_the_start(lines: Lines) -> None:
         assert line["fossils"] == {slot: ["conv_light", "ADD"] for slot in line["slots"]}
         assert line["steps"][0]["stage"] == ["FOSSILIZED"] * 3
         assert line["parameters_peak"] == line["parameters"]
+
+
+def test_seeds_that_never_learn_leave_the_host_as_it_is_and_cost_their_rent(lines: Lines) -> None:
+    alone = {line["seed"]: line for line in lines["none"]}
+    for line in lines["placebo"]:
+        assert line["parameters"] == lines["all_seeds"][0]["parameters"]
+        assert [step["loss"] for step in line["steps"]] == [step["loss"] for step in alone[line["seed"]]["steps"]]
+        assert line["test_score"] == alone[line["seed"]]["test_score"]
+        assert line["score"] < alone[line["seed"]]["score"]
+        assert line["flops"] > alone[line["seed"]]["flops"]
 
 
 def test_replay_repeats_what_the_reference_did_on_another_seed(lines: Lines) -> None:
