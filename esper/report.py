@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from esper.evaluation.conclude import conclude, told
+from esper.evaluation.played import latest
 from esper.evaluation.report import Source
 from esper.records import salvage
 
@@ -28,7 +29,7 @@ def gather(directory: Path) -> tuple[list[dict[str, Any]], Source]:
     lines, complaints = salvage(path)
     if not any("kind" in line for line in lines):
         about = told(directory)
-        return lines, Source(**{**about, "remarks": [*complaints, *about.get("remarks", [])]})
+        return latest(lines), Source(**{**about, "remarks": [*complaints, *about.get("remarks", [])]})
     typed = directory / ".hydra" / "overrides.yaml"
     overrides = OmegaConf.to_container(OmegaConf.load(typed)) if typed.is_file() else []
     command = f"python -m esper.run {shlex.join(map(str, overrides if isinstance(overrides, list) else []))}"

@@ -33,6 +33,15 @@ def test_several_runs_make_one_report(tmp_path: Path, capsys: pytest.CaptureFixt
     assert json.loads((first / "evaluation.json").read_text())["commands"] == ["command one"]
 
 
+def test_an_episode_that_was_played_again_counts_as_it_was_played_last(tmp_path: Path) -> None:
+    again = [line("schedule", 1, 5.0, origin="a", rule="a"), line("schedule", 1, 7.0, origin="b", rule="b")]
+    where = directory(tmp_path / "a", again)
+    main([str(where)])
+    (figures,) = json.loads((where / "evaluation.json").read_text())["tasks"].values()
+    assert list(figures) == ["schedule"]
+    assert figures["schedule"]["score"]["value"] == 7
+
+
 def test_lines_that_cannot_be_read_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = directory(tmp_path / "a", some("none", 30.0))
     with (where / "episodes.jsonl").open("a") as file:

@@ -1,7 +1,8 @@
 """How an episode begins, where it is not the usual way: with seeds that are there from the start, or a budget."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -16,11 +17,18 @@ class Start:
     batches: int | None = None  # of the whole episode; None is the usual number in each step
     frozen: bool = False  # whether these fossils stay as they are born, which is the identity
 
+    def told(self) -> dict[str, Any]:
+        """What is not as usual, as plain data."""
+        return {key: value for key, value in asdict(self).items() if value != getattr(USUAL, key)}
+
     def in_step(self, step: int, steps: int, usual: int) -> int:
         """Batches of one step; those of an episode with a number of its own are spread evenly, none is lost."""
         if self.batches is None:
             return usual
         return self.batches * (step + 1) // steps - self.batches * step // steps
+
+
+USUAL = Start()
 
 
 def planted(starts: Sequence[Start], space: ActionSpace) -> Slots:

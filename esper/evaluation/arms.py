@@ -42,7 +42,7 @@ class Bench:
     def each(self, arm: str, controller: Controller[Any], made_from: object, start: Start | None = None) -> list[Job]:
         """The same for every seed, by no trained controller."""
         how = Start() if start is None else start
-        rule = digest([made_from, asdict(how)])
+        rule = digest([made_from, how.told()])
         return [Job(arm, None, (seed,), controller, how, rule, rule) for seed in self.seeds]
 
     def still(self) -> Nothing:
@@ -102,7 +102,7 @@ def _static(arm: str, *, grown: bool, matched: bool) -> Callable[[Bench], list[J
             kept = {slot: (blueprint, blend) for slot, (blueprint, blend) in line["fossils"].items()} if grown else {}
             batches = bench.environment.batches_for(line["flops"], kept) if matched else None
             start = Start(fossils=kept, batches=batches)
-            origin = digest([line["controller"], asdict(start)])
+            origin = digest([line["controller"], start.told()])
             found.append(Job(arm, line["learner"], (line["seed"],), bench.still(), start, origin, line["controller"]))
         return found
 

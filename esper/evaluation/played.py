@@ -26,8 +26,7 @@ class Played:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """An episode that was played again, because what it is made from had changed, counts as it was played last."""
-        return list({_key(line)[:3]: line for line in self.all}.values())
+        return latest(self.all)
 
     def of(self, arm: str) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["controller"] == arm]
@@ -56,5 +55,10 @@ class Played:
         return {_key(line) for line in self.lines}  # an older one of another origin is not what is wanted
 
 
+def latest(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An episode that was played again, because what it is made from had changed, counts as it was played last."""
+    return list({_key(line)[:3]: line for line in lines}.values())
+
+
 def _key(line: Mapping[str, Any]) -> Key:
-    return line["controller"], line["learner"], line["seed"], line["origin"]
+    return line["controller"], line.get("learner"), line["seed"], line.get("origin", "")

@@ -67,6 +67,11 @@ def test_a_host_trains_on_its_own_budget_and_pays_for_it() -> None:
     assert torch.isfinite(steps[-1].record.now.loss).all()
 
 
+def test_a_start_tells_only_what_is_unusual() -> None:
+    assert Start().told() == {}
+    assert Start(fossils=FOSSILS, batches=3).told() == {"fossils": FOSSILS, "batches": 3}
+
+
 def test_a_step_without_batches_is_measured_all_the_same() -> None:
     env = environment("environment.steps=2")
     steps = played(env, [5], [Start(batches=1)])
