@@ -42,6 +42,13 @@ def test_an_episode_that_was_played_again_counts_as_it_was_played_last(tmp_path:
     assert figures["schedule"]["score"]["value"] == 7
 
 
+def test_what_episodes_show_of_themselves_is_not_written_down_twice(tmp_path: Path) -> None:
+    where = directory(tmp_path / "a", [line(seed=1, score=None), line(seed=2, score=4.0)])
+    main([str(where)])
+    assert "counts as the lowest score of all arms" in (where / "report.md").read_text()
+    assert json.loads((where / "evaluation.json").read_text())["remarks"] == []
+
+
 def test_lines_that_cannot_be_read_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = directory(tmp_path / "a", some("none", 30.0))
     with (where / "episodes.jsonl").open("a") as file:

@@ -41,6 +41,7 @@ def conclude(
     if not tasks:
         console.print("there are no finished episodes to report")
         return {}
+    known = asdict(source)  # what the episodes themselves show is found again whenever they are read
     source = replace(source, remarks=list(dict.fromkeys([*source.remarks, *remarks])))
     for task in tasks:
         console.print(_table(task, picked(task, source.reference)))
@@ -49,7 +50,7 @@ def conclude(
     if min(len(results.seeds) for task in tasks for results in task.arms.values()) < ENOUGH:
         console.print(FEW, soft_wrap=True)
     found = {task.title: _figures(task, picked(task, source.reference)) for task in tasks}
-    written = {**asdict(source), "tasks": found}
+    written = {**known, "tasks": found}
     (directory / TOLD).write_text(json.dumps(written, indent=2), encoding="utf-8")
     paths = write(directory, *report(tasks, source))
     console.print(f"{directory}/{', '.join(path.name for path in paths)}, {TOLD}", soft_wrap=True)

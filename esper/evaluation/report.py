@@ -114,7 +114,7 @@ def _question(tasks: Sequence[Task], chosen: Mapping[str, str], remarks: Sequenc
         growth = np.mean([line["parameters"] / line["host_parameters"] for line in lines])
         size = f"with {growth:.2f} times the host's parameters at the end"
         blocks.append(Text(f"**{task.title}: {main}, {size}, {found or 'stands alone'}.**"))
-    return [*blocks, *(Text(f"**{remark}**") for remark in remarks)]
+    return [*blocks, *(Text(remark) for remark in remarks)]
 
 
 def _results(task: Task) -> list[Block]:
