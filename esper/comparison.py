@@ -128,7 +128,7 @@ class Comparison:
             rule=lambda name: build(config.controller[name], space=self.environment.space, _partial_=False),
             settings=lambda name: plain(config.controller[name]),
             learners={learner.label: self._acting(learner) for learner in self.learners},
-            weights={learner.label: learner.weights for learner in self.learners},
+            weights={learner.label: f"{learner.weights}, {self.mode(learner)}" for learner in self.learners},
             repeated=recorded_actions(config) if config.replay.records and "replay" in self.arms else None,
         )
         host = chosen_options().get("host", config.host._target_.rpartition(".")[2])
@@ -167,8 +167,14 @@ class Comparison:
         return found
 
     def _acting(self, learner: Learner) -> Learned:
-        learned: Learned = build(self.config.controller.ppo, policy=learner.policy, _partial_=False)
+        greedy = self.mode(learner) == "greedy"
+        learned: Learned = build(self.config.controller.ppo, policy=learner.policy, greedy=greedy, _partial_=False)
         return learned
+
+    def mode(self, learner: Learner) -> str:
+        """How a trained controller acts here."""
+        said = self.config.controller.ppo.greedy
+        return "greedy" if (learner.about["greedy"] if said is None else said) else "sampled"
 
     def play(self, progress: Progress) -> None:
         """All arms: those that need nothing first, then those that are made from the reference's episodes."""
@@ -225,7 +231,7 @@ class Comparison:
                 "machine": machine,
                 **({"commit": commit} if (commit := _commit()) else {}),
             },
-            learners={learner.label: dict(learner.about) for learner in self.learners},
+            learners={learner.label: {**learner.about, "acts": self.mode(learner)} for learner in self.learners},
             remarks=[*self.remarks(), *self._timetable()],
             reference=reference_of(self.config),
         )

@@ -42,7 +42,8 @@ def evaluate(
     )
     console.print(f"-> {directory}", soft_wrap=True)
     for learner in comparison.learners:
-        console.print(f"ppo after {learner.about['rounds']} rounds, {learner.label}", soft_wrap=True)
+        how = f"after {learner.about['rounds']} rounds, {comparison.mode(learner)}"
+        console.print(f"ppo {how}, {learner.label}", soft_wrap=True)
     for change in (remark for remark in comparison.remarks() if remark.startswith("Transfer")):
         console.print(change, soft_wrap=True)
     if played.lines:

@@ -146,6 +146,7 @@ def load_learner(name: str, layout: Layout) -> Learner:
         "seed": found["esper"]["seed"],
         **{key: found["esper"]["counters"][key] for key in ("rounds", "episodes", "decisions")},
         **_costs(run, found["esper"]["counters"], policy),
+        "greedy": _greedy(run, found["esper"]["counters"]["rounds"]),
         "trained_on": _task(run),
         "command": f"python -m esper.run {shlex.join(overrides_of(run))}",
     }
@@ -217,6 +218,19 @@ def _costs(run: Path, counters: Mapping[str, int], policy: Policy) -> dict[str, 
     names = ("time/environment", "time/policy", "time/update")
     seconds = sum(line[name] or 0.0 for line in lines for name in names)
     return {"gflops": hosts + passes * policy.flops / 1e9, "seconds": seconds}
+
+
+def _greedy(run: Path, rounds: int) -> bool:
+    """Whether its likeliest actions did better than drawn ones when it last played held-out episodes.
+
+    A policy that need not hurry may wait a little likelier than act, and so, taken at its likeliest, wait for ever.
+    Without such episodes it is taken as it learned: drawn from.
+    """
+    path = run / "rounds.jsonl"
+    lines = [line for line in read(path) if line["round"] <= rounds] if path.is_file() else []
+    scores = [[line.get(f"validation/{kind}_score") for kind in ("greedy", "sampled")] for line in lines]
+    known = [(greedy, sampled) for greedy, sampled in scores if greedy is not None and sampled is not None]
+    return bool(known) and known[-1][0] >= known[-1][1]
 
 
 def _task(run: Path) -> str:

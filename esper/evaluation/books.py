@@ -40,6 +40,7 @@ def books(task: Task, learners: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         [
             label,
             str(about.get("weights", "-")),
+            str(about.get("acts", "-")),
             str(about.get("rounds", "-")),
             str(about.get("episodes", "-")),
             _shown(about.get("gflops"), "{:,.0f}"),
@@ -50,7 +51,7 @@ def books(task: Task, learners: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         if any(label in results.learners for results in task.arms.values())
     ]
     if rows:
-        header = ("trained controller", "weights", "rounds", "episodes", "GFLOPs", "seconds", "trained on")
+        header = ("trained controller", "weights", "acts", "rounds", "episodes", "GFLOPs", "seconds", "trained on")
         blocks += [Text("The controllers' own training, which no episode above is charged for:"), Table(header, rows)]
     return blocks
 

@@ -222,7 +222,7 @@ def _protocol(tasks: Sequence[Task], source: Source) -> list[Block]:
             Text(
                 f"**{task.title}**: episode seeds: {len(seeds)}; {environment.get('steps')} steps of "
                 f"{environment.get('batches')} batches of {environment.get('batch')}; data "
-                f"{_told(data)}; optimizer {_told(task.config.get('optimizer', {}))}.{_acting(task)}"
+                f"{_told(data)}; optimizer {_told(task.config.get('optimizer', {}))}."
             )
         )
     blocks.append(
@@ -249,11 +249,3 @@ def _told(settings: Mapping[str, Any]) -> str:
     parts = [f"{key}=({_told(value)})" if isinstance(value, Mapping) else f"{key}={value}"
              for key, value in settings.items() if not key.startswith("_")]  # fmt: skip
     return ", ".join([*([str(settings["_target_"]).split(".")[-1]] if "_target_" in settings else []), *parts])
-
-
-def _acting(task: Task) -> str:
-    """How the learned controller acts, which may not be how it learned."""
-    greedy = task.config.get("controller", {}).get("ppo", {}).get("greedy")
-    if "ppo" not in task.arms or greedy is None:
-        return ""
-    return " ppo takes the likeliest option of each head." if greedy else " ppo draws from its policy."

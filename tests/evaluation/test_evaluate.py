@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,15 +16,16 @@ import torch
 from rich.console import Console
 
 from esper.comparison import check_arms
-from esper.config import build_environment, check
+from esper.config import build_environment, check, compose_config
 from esper.data.tokens import from_state
 from esper.evaluate import cli, evaluate
 from esper.evaluation.arms import ARMS
 from esper.growth import load_grown
+from esper.learners import load_learner
 from esper.records import read
 from esper.resume import RUN, find
 from tests.environment_kit import SMALL, config, text_config
-from tests.evaluation.kit import evaluated, trained
+from tests.evaluation.kit import TASK, evaluated, trained
 
 QUICK = [*SMALL, "environment.steps=6", "episodes=3"]
 
@@ -269,6 +271,22 @@ def test_a_checkpoint_brings_its_task_and_may_be_tried_on_another(
     told = capsys.readouterr().out
     assert transfer in told
     assert "ppo after 2 rounds" in told
+
+
+def test_a_policy_acts_as_did_better_on_held_out_episodes(checkpoint: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(checkpoint, run)
+    layout = build_environment(compose_config("evaluate", TASK)).layout
+    rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    for greedy, sampled, expected in ((40.0, 30.0, True), (30.0, 40.0, False), (None, None, False)):
+        rounds[-1] |= {"validation/greedy_score": greedy, "validation/sampled_score": sampled}
+        (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
+        assert load_learner(str(run), layout).about["greedy"] is expected
+    few = ["episodes=1", "controllers=[ppo]", f"ckpt={run}"]
+    evaluated(tmp_path / "out", *few)
+    evaluated(tmp_path / "out", *few, "controller.ppo.greedy=true")
+    drawn, likeliest = read(tmp_path / "out/episodes.jsonl")
+    assert drawn["origin"] != likeliest["origin"]
 
 
 def test_a_relative_checkpoint_is_found_again_from_elsewhere(checkpoint: Path, tmp_path: Path) -> None:
