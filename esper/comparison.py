@@ -17,7 +17,7 @@ from esper.config import build, build_environment, check, grows
 from esper.controllers import Entry, Learned, Schedule, random_entries
 from esper.environment import Environment, Start
 from esper.evaluation.arms import ARMS, USUALLY, Bench
-from esper.evaluation.played import Played
+from esper.evaluation.played import Played, key_of
 from esper.evaluation.report import Source
 from esper.evaluation.runner import Job, play
 from esper.growth import export
@@ -140,7 +140,7 @@ class Comparison:
     def expected(self) -> int:
         """How many episodes there are in the end."""
         reference = ARMS[reference_of(self.config)].after
-        after = {name: ARMS[name].after for name in self.arms}
+        after = {name: ARMS[name].after for name in self.arms if name != "replay" or self.bench.repeated is None}
         by_learner = [name for name, what in after.items() if (reference if what == "reference" else what) == "ckpt"]
         alone = len(self.arms) - len(by_learner)
         return len(self.bench.seeds) * (alone + len(by_learner) * len(self.learners))
@@ -148,8 +148,8 @@ class Comparison:
     def remarks(self) -> list[str]:
         """What a reader should know before the figures."""
         found = [*self.played.complaints]
-        if len(self.played.lines) < self.expected:
-            found.append(f"Incomplete: {len(self.played.lines)} of {self.expected} episodes have been played.")
+        if len(self._mine()) < self.expected:
+            found.append(f"Incomplete: {len(self._mine())} of {self.expected} episodes have been played.")
         if len({json.dumps(learner.task, sort_keys=True) for learner in self.learners}) > 1:
             found.append("The trained controllers learned on unlike tasks; they are no repetitions of one another.")
         for learner in self.learners:
@@ -184,8 +184,7 @@ class Comparison:
         if searched:
             self.bench.timetable = self._search(progress)
             self._play(progress, self.played, self.jobs(searched), test=True)
-        seeds = set(self.bench.seeds)
-        self.bench.reference = [line for line in self.played.of(reference_of(self.config)) if line["seed"] in seeds]
+        self.bench.reference = [line for line in self._mine() if line["controller"] == reference_of(self.config)]
         self._play(progress, self.played, self.jobs(late), test=True)
 
     def jobs(self, arms: Sequence[str]) -> list[Job]:
@@ -253,7 +252,7 @@ class Comparison:
     def export(self, meant: str | int) -> tuple[Path, dict[str, Any]]:
         """Play the episode that is meant once more, and keep the network it ends with; its file, and its record."""
         line = self._meant(meant)
-        key = (line["controller"], line["learner"], line["seed"], line["origin"])
+        key = key_of(line)
         job = next((job for job in self.jobs([n for n in self.arms if n == key[0]]) if key in job.keys), None)
         if job is None:
             raise ValueError(f"export={meant}: {key[0]} on seed {key[2]} is no episode that this evaluation plays.")
@@ -288,10 +287,14 @@ class Comparison:
             if meant >= len(self.played.all):
                 raise ValueError(f"export={meant}: must be below the {len(self.played.all)} episodes that were played.")
             return self.played.all[meant]
-        mine = [line for line in self.played.lines if line["seed"] in set(self.bench.seeds)]
         growing = [name for name in self.arms if ARMS[name].grows] or self.arms
         wanted = growing if meant == "best" else [meant]
-        return max((line for line in mine if line["controller"] in wanted), key=_selection)
+        return max((line for line in self._mine() if line["controller"] in wanted), key=_selection)
+
+    def _mine(self) -> list[dict[str, Any]]:
+        """The episodes that this evaluation asks for; its directory may hold more."""
+        seeds = set(self.bench.seeds)
+        return [line for line in self.played.lines if line["seed"] in seeds and line["controller"] in self.arms]
 
 
 def _commit() -> str | None:

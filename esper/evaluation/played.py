@@ -28,9 +28,6 @@ class Played:
     def lines(self) -> list[dict[str, Any]]:
         return latest(self.all)
 
-    def of(self, arm: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line["controller"] == arm]
-
     def missing(self, jobs: Sequence[Job]) -> list[Job]:
         """Those of which any episode has not been played."""
         done = self._done()
@@ -45,20 +42,20 @@ class Played:
             for some in rounds(self.missing(jobs), environment.envs):
                 found = play(environment, some, self._about, lambda some=some: on_step(some), test=test)  # type: ignore[misc]
                 done = self._done()
-                new = [line for line in found if _key(line) not in done]
+                new = [line for line in found if key_of(line) not in done]
                 writer.write(*new)
                 self.all += new
         finally:
             writer.close()
 
     def _done(self) -> set[Key]:
-        return {_key(line) for line in self.lines}  # an older one of another origin is not what is wanted
+        return {key_of(line) for line in self.lines}  # an older one of another origin is not what is wanted
 
 
 def latest(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """An episode that was played again, because what it is made from had changed, counts as it was played last."""
-    return list({_key(line)[:3]: line for line in lines}.values())
+    return list({key_of(line)[:3]: line for line in lines}.values())
 
 
-def _key(line: Mapping[str, Any]) -> Key:
+def key_of(line: Mapping[str, Any]) -> Key:
     return line["controller"], line.get("learner"), line["seed"], line.get("origin", "")

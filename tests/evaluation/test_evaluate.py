@@ -136,6 +136,7 @@ def test_an_interrupt_keeps_what_is_finished_and_a_resume_plays_the_rest_once(tm
     typed(tmp_path, f"resume={tmp_path}/whole", "episodes=3", "controllers=[none,schedule]")
     played = [(line["controller"], line["seed"]) for line in read(tmp_path / "whole/episodes.jsonl")]
     assert len(played) == len(set(played)) == 4 + 1 + 3
+    assert "Incomplete" not in (tmp_path / "whole/report.md").read_text()
     sentence = refused(tmp_path, f"resume={tmp_path}/whole", "host=cifar_blind")
     assert "a resumed evaluation keeps its host." in sentence
     sentence = refused(tmp_path, *overrides, f"hydra.run.dir={tmp_path}/whole")
