@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +150,9 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def salvage(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The episodes of a file that can be read, a sentence for each line that cannot, and how many these are."""
-    episodes, complaints = [], []
+    """The episodes of a file that can be read, what is wrong with lines that cannot, and how many these are."""
+    episodes: list[dict[str, Any]] = []
+    flaws: list[tuple[int, str]] = []
     *lines, rest = _text(path).split("\n")
     for number, line in enumerate(lines, 1):
         try:
@@ -161,12 +163,25 @@ def salvage(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         if wrong is None:
             episodes.append(found)
         else:
-            complaints.append(f"{path}: line {number} {wrong}; it is left out.")
+            flaws.append((number, wrong))
     if rest:
-        complaints.append(f"{path}: line {len(lines) + 1} was cut off; it is left out.")
-    if complaints:
-        complaints.append(f"{path}: {len(complaints)} lines could not be read, {len(episodes)} could.")
+        flaws.append((len(lines) + 1, "was cut off"))
+    complaints = [f"{path}: {sentence}" for sentence in _sentences(flaws)]
+    if flaws:
+        complaints.append(f"{path}: {len(flaws)} lines could not be read, {len(episodes)} could.")
     return episodes, complaints
+
+
+def _sentences(flaws: Sequence[tuple[int, str]]) -> list[str]:
+    """One for each line, or for lines in a row that have the same flaw."""
+    found = []
+    for (_, wrong), some in groupby(enumerate(flaws), lambda item: (item[1][0] - item[0], item[1][1])):
+        numbers = [number for _, (number, _) in some]
+        if len(numbers) == 1:
+            found.append(f"line {numbers[0]} {wrong}; it is left out.")
+        else:
+            found.append(f"each of lines {numbers[0]} to {numbers[-1]} {wrong}; they are left out.")
+    return found
 
 
 def _text(path: Path) -> str:

@@ -3,8 +3,8 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,36 +15,71 @@ from rich.console import Console
 from esper.evaluation.conclude import conclude, told
 from esper.evaluation.played import latest
 from esper.evaluation.report import Source
-from esper.records import salvage
+from esper.evaluation.training import Training, named
+from esper.records import read, salvage
+from esper.resume import overrides_of, presets
 
 WIDTH = 120  # columns of what is printed into a file
 HELD_OUT = ("greedy", "sampled")  # episodes of a training run that can be compared: played on seeds it never learns on
 
 
-def gather(directory: Path) -> tuple[list[dict[str, Any]], Source]:
-    """The episodes of an evaluation or of a training run, and how they came about."""
-    path = directory / "episodes.jsonl"
-    if not path.is_file():
-        raise ValueError(f"{directory}: holds no episodes.jsonl; it must be the directory of an evaluation or a run.")
-    lines, complaints = salvage(path)
-    if not any("kind" in line for line in lines):
+@dataclass(frozen=True)
+class Run:
+    """A training run: what it was started with, and its lines of rounds.jsonl."""
+
+    trained_on: str
+    overrides: Sequence[str]
+    rounds: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a directory holds: episodes and how they came about, and the run, if it is one's."""
+
+    directory: Path
+    episodes: Sequence[dict[str, Any]]
+    source: Source
+    run: Run | None = None
+
+
+def gather(directory: Path) -> Found:
+    """What an evaluation or a training run has left in its directory."""
+    path, rounds = directory / "episodes.jsonl", directory / "rounds.jsonl"
+    if not path.is_file() and not rounds.is_file():
+        raise ValueError(
+            f"{directory}: holds no episodes.jsonl or rounds.jsonl; it must be the directory of an evaluation or a run."
+        )
+    lines, complaints = salvage(path) if path.is_file() else ([], [])
+    if not rounds.is_file() and not any("kind" in line for line in lines):
         about = told(directory)
-        return latest(lines), Source(**{**about, "remarks": [*complaints, *about.get("remarks", [])]})
-    typed = directory / ".hydra" / "overrides.yaml"
-    overrides = OmegaConf.to_container(OmegaConf.load(typed)) if typed.is_file() else []
-    command = f"python -m esper.run {shlex.join(map(str, overrides if isinstance(overrides, list) else []))}"
-    return _last_held_out(lines, directory), Source(commands=[command], remarks=complaints)
+        return Found(directory, latest(lines), Source(**{**about, "remarks": [*complaints, *about.get("remarks", [])]}))
+    overrides = overrides_of(directory)
+    source = Source(commands=[f"python -m esper.run {shlex.join(overrides)}"], remarks=complaints)
+    run = Run(presets(directory), overrides, list(read(rounds)) if rounds.is_file() else [])
+    return Found(directory, _last_held_out(lines, directory), source, run)
 
 
 def _last_held_out(lines: Sequence[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
     """A training run's latest episodes on seeds that it never learns on, as arms of their own."""
-    settings, hydra = directory / ".hydra" / "config.yaml", directory / ".hydra" / "hydra.yaml"
+    settings = directory / ".hydra" / "config.yaml"
     config = OmegaConf.to_container(OmegaConf.load(settings), resolve=True) if settings.is_file() else {}
-    choices = OmegaConf.select(OmegaConf.load(hydra), "hydra.runtime.choices") if hydra.is_file() else None
-    own = {"config": config, "learner": str(directory), "host": choices["host"] if choices else "a host"}
+    own = {"config": config, "learner": str(directory), "host": presets(directory).partition(" on ")[0]}
     held_out = [line for line in lines if line.get("kind") in HELD_OUT]
     last = max((line["round"] for line in held_out), default=0)
     return [{**line, **own, "controller": f"ppo, {line['kind']}"} for line in held_out if line["round"] == last]
+
+
+def learned(found: Sequence[Found]) -> list[Training]:
+    """The training runs among what was found, each called by what sets it apart from the others."""
+    runs = [(str(each.directory), each.run) for each in found if each.run is not None and each.run.rounds]
+    names = named([(directory, run.overrides) for directory, run in runs])
+    return [Training(name, run.trained_on, run.rounds) for name, (_, run) in zip(names, runs, strict=True)]
+
+
+def compared(found: Sequence[Found]) -> list[dict[str, Any]]:
+    """The episodes that arms are compared by: those of evaluations, and only if there are none, those of runs."""
+    evaluations = [each for each in found if each.run is None]
+    return [line for each in evaluations or found for line in each.episodes]
 
 
 def merged(sources: Sequence[Source]) -> Source:
@@ -68,13 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     try:
         found = [gather(directory) for directory in dict.fromkeys(map(Path.resolve, given.directories))]
-        lines = [line for some, _ in found for line in some]
-        if not lines:
+        lines, runs = compared(found), learned(found)
+        if not lines and not runs:
             raise ValueError(f"{', '.join(map(str, given.directories))}: there are no finished episodes to report.")
         played = {line["controller"] for line in lines}
         if given.reference is not None and given.reference not in played:
             raise ValueError(f"--reference {given.reference}: was not played; there are {', '.join(sorted(played))}.")
-        source = merged([source for _, source in found])
+        source = merged([each.source for each in found])
         if len(found) > 1:
             source = replace(source, commands=[*source.commands, f"python {shlex.join(sys.orig_argv[1:])}"])
         if given.reference is not None:
@@ -82,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         alone = given.directories[0] if len(given.directories) == 1 else None
         directory = given.out or alone or Path("outputs") / "report" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
         directory.mkdir(parents=True, exist_ok=True)
-        conclude(lines, source, directory, console)
+        conclude(lines, source, directory, console, runs)
     except OSError as error:
         sys.exit(f"{error.filename}: {error.strerror}.")
     except ValueError as error:

@@ -103,6 +103,13 @@ def overrides_of(directory: Path) -> list[str]:
     return [str(override) for override in found] if isinstance(found, list) else []
 
 
+def presets(directory: Path) -> str:
+    """Host and data that a run had, by the names of their presets."""
+    path = directory / ".hydra" / "hydra.yaml"
+    choices = OmegaConf.select(OmegaConf.load(path), "hydra.runtime.choices") if path.is_file() else None
+    return f"{choices['host']} on {choices['data']}" if choices else "a host on some data"
+
+
 def overridden(typed: DictConfig, directory: Path, kind: Kind = RUN) -> tuple[DictConfig, list[str]]:
     """The saved configuration with what was typed now, and how it differs.
 

@@ -81,10 +81,48 @@ def test_held_out_episodes_of_a_training_run_are_reported_as_validation(tmp_path
     assert figures["ppo, greedy"]["score"]["value"] == 44.5
 
 
+def run(path: Path, seed: int, scores: list[float]) -> Path:
+    """The directory of a training run of some rounds."""
+    directory(path, [])
+    rounds = [
+        {"round": number, "decisions": 160 * number, "episode/score": score, "losses/explained_variance": 0.6,
+         "policy/kl": 0.02, "policy/entropy_op": 0.5, "policy/entropy_bonus": 0.01, "time/environment": 60.0}
+        for number, score in enumerate(scores, 1)
+    ]  # fmt: skip
+    rounds[-1] |= {"validation/greedy_score": 41.0, "validation/sampled_score": 40.5}
+    (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
+    (path / ".hydra").mkdir()
+    (path / ".hydra/overrides.yaml").write_text(f"- +experiment=cifar_ppo\n- seed={seed}\n")
+    return path
+
+
+def test_training_runs_show_how_they_learned_alone_and_beside_an_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [run(tmp_path / str(seed), seed, [30.0, 31.0, 32.0, 40.0 + seed]) for seed in range(2)]
+    main([*map(str, runs), "--out", str(tmp_path / "alone")])
+    text = (tmp_path / "alone/report.md").read_text()
+    assert "| seed=1 | 4 | 30.00 | 41.00 | 41.00 | 40.50 | 0.60 | 1.00 | 0.50 | - | - | 4 |" in text
+    assert (tmp_path / "alone/pictures/learning0.png").stat().st_size > 10_000
+    assert "python -m esper.run +experiment=cifar_ppo seed=1" in text
+    assert "seed=0" in capsys.readouterr().out
+
+    evaluation = directory(tmp_path / "evaluation", some("ppo", 40.0))
+    main([*map(str, runs), str(evaluation), "--out", str(tmp_path / "both")])
+    text = (tmp_path / "both/report.md").read_text()
+    assert "a_host on synthetic, test split" in text
+    assert "## Training" in text
+    assert "learning0" in (tmp_path / "both/report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere"], "{here}/nowhere: holds no episodes.jsonl; it must be the directory of an evaluation or a run."),
+        (
+            ["nowhere"],
+            "{here}/nowhere: holds no episodes.jsonl or rounds.jsonl; it must be the directory of an evaluation or a "
+            "run.",
+        ),
         (["empty"], "empty: there are no finished episodes to report."),
         (["one", "--reference", "ppo"], "--reference ppo: was not played; there are none."),
     ],

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from esper.config import compose_config
+from esper.config import CONF, compose_config
+from esper.records import read
 from esper.resume import overridden, overrides_of, prepared, save
 from esper.run import cli, train
 from tests.environment_kit import SMALL, SMALL_TEXT
@@ -248,15 +249,29 @@ def test_help_is_our_own_page() -> None:
     assert "cartpole_memory" in output.stdout
 
 
-@pytest.mark.parametrize(
-    "name", ["cifar_ppo", "cifar_baseline_ppo", "tinystories_ppo", "quickstart", "cartpole_memory"]
-)
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
 def test_every_experiment_composes_for_training_and_evaluation_and_opens_with_its_command(name: str) -> None:
     config = compose_config("run", [f"+experiment={name}"])
     assert config.name == name
     assert compose_config("evaluate", [f"+experiment={name}"]).name == name
-    text = (Path(__file__).parent.parent / f"conf/experiment/{name}.yaml").read_text()
-    assert f"# python -m esper.run +experiment={name}" in text
+    assert f"# python -m esper.run +experiment={name}" in (CONF / f"experiment/{name}.yaml").read_text()
+
+
+def test_the_variant_for_a_gpu_has_the_same_task_at_full_size() -> None:
+    small, full = (compose_config("run", [f"+experiment={name}"]) for name in ("cifar_ppo", "cifar_ppo_gpu"))
+    assert (full.data.resolution, full.data.validation) == (32, 5_000)
+    assert 0 <= full.environment.batch * full.environment.batches - 45_000 < full.environment.batch  # a whole epoch
+    assert full.environment.envs > small.environment.envs
+    assert (full.device, full.trainer.accelerator) == ("cuda:0", "gpu")
+    assert (full.host.channels, full.ppo, full.rounds) == (small.host.channels, small.ppo, small.rounds)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_variant_for_a_gpu_trains_on_one(tmp_path: Path) -> None:
+    small = ["+debug=fast", "data=synthetic_images", "data.resolution=32", "environment.batches=2"]
+    train(compose_config("run", ["+experiment=cifar_ppo_gpu", *small]), tmp_path, Console(quiet=True))
+    assert len(list(read(tmp_path / "rounds.jsonl"))) == 2
 
 
 def test_debug_wins_over_an_experiment() -> None:

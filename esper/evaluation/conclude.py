@@ -14,6 +14,7 @@ from esper.evaluation.document import write
 from esper.evaluation.report import FEW, Source, picked, report, verdict
 from esper.evaluation.results import FIGURES, Task, shared, sort
 from esper.evaluation.statistics import ENOUGH, difference
+from esper.evaluation.training import Training, table
 
 TOLD = "evaluation.json"
 
@@ -34,25 +35,31 @@ def told(directory: Path) -> dict[str, Any]:
 
 
 def conclude(
-    lines: Sequence[Mapping[str, Any]], source: Source, directory: Path, console: Console
+    lines: Sequence[Mapping[str, Any]],
+    source: Source,
+    directory: Path,
+    console: Console,
+    runs: Sequence[Training] = (),
 ) -> dict[str, dict[str, Any]]:
     """Write report.md, report.html and evaluation.json, and print the tables; gives each task's figures by arm."""
     tasks, remarks = sort(lines)
-    if not tasks:
+    if not tasks and not runs:
         console.print("there are no finished episodes to report")
         return {}
     known = asdict(source)  # what the episodes themselves show is found again whenever they are read
     source = replace(source, remarks=list(dict.fromkeys([*source.remarks, *remarks])))
     for task in tasks:
         console.print(_table(task, picked(task, source.reference)))
+    if runs:
+        console.print(_learned(runs))
     for remark in source.remarks:
         console.print(remark, soft_wrap=True)
-    if min(len(results.seeds) for task in tasks for results in task.arms.values()) < ENOUGH:
+    if tasks and min(len(results.seeds) for task in tasks for results in task.arms.values()) < ENOUGH:
         console.print(FEW, soft_wrap=True)
     found = {task.title: _figures(task, picked(task, source.reference)) for task in tasks}
     written = {**known, "tasks": found}
     (directory / TOLD).write_text(json.dumps(written, indent=2), encoding="utf-8")
-    paths = write(directory, *report(tasks, source))
+    paths = write(directory, *report(tasks, source, runs))
     console.print(f"{directory}/{', '.join(path.name for path in paths)}, {TOLD}", soft_wrap=True)
     return found
 
@@ -74,6 +81,17 @@ def _figures(task: Task, main: str) -> dict[str, Any]:
             told = verdict(gap, mine[0].shape[1])
             found[name]["compared"] = {"reference": main, **asdict(gap), "reference_is": told}
     return found
+
+
+def _learned(runs: Sequence[Training]) -> Table:
+    """One row for each training run."""
+    shown = Table(title="training", title_justify="left", box=SIMPLE, pad_edge=False)
+    found = table(runs)
+    for column, right in zip(found.header, found.figures, strict=True):
+        shown.add_column(column, justify="right" if right else "left")
+    for row in found.rows:
+        shown.add_row(*row)
+    return shown
 
 
 def _table(task: Task, main: str) -> Table:

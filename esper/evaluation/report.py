@@ -13,6 +13,7 @@ from esper.evaluation.document import Block, Code, Picture, Section, Table, Text
 from esper.evaluation.pictures import frontier, profiles
 from esper.evaluation.results import FIGURES, Results, Task, shared
 from esper.evaluation.statistics import DRAWS, ENOUGH, Estimate, difference, improvement
+from esper.evaluation.training import Training, training
 from esper.telemetry import timeline
 
 COLUMNS = 4  # episodes side by side in a picture
@@ -32,10 +33,10 @@ class Source:
     reference: str | None = None  # the arm that the others are compared with; None picks one
 
 
-def report(tasks: Sequence[Task], source: Source) -> tuple[str, list[Section]]:
-    """The title and all sections."""
+def report(tasks: Sequence[Task], source: Source, runs: Sequence[Training] = ()) -> tuple[str, list[Section]]:
+    """The title and all sections: what episodes came to, and how the runs that trained controllers went."""
     chosen = {task.title: picked(task, source.reference) for task in tasks}
-    title = "esper: " + "; ".join(dict.fromkeys(task.name for task in tasks))
+    title = "esper: " + "; ".join(dict.fromkeys([*(task.name for task in tasks), *(run.task for run in runs)]))
     sections = [Section("The question", _question(tasks, chosen, source.remarks))]
     for number, task in enumerate(tasks):
         with_name = "" if len(tasks) == 1 else f"{task.title}: "
@@ -57,7 +58,7 @@ def report(tasks: Sequence[Task], source: Source) -> tuple[str, list[Section]]:
                     f"Share of episodes that score above each value; the 95 % band of {main}.",
                 )
             ],
-            "median episodes": _timelines(task, number),
+            "median episodes": _timelines(task, number, main),
             "what was grown": use(task),
             "negative controls": controls(task),
             "accounting": books(task, source.learners),
@@ -65,6 +66,8 @@ def report(tasks: Sequence[Task], source: Source) -> tuple[str, list[Section]]:
         sections += [Section(f"{with_name}{name.capitalize()}", blocks) for name, blocks in parts.items() if blocks]
     if len(tasks) > 1:
         sections.append(Section("All tasks together", _together(tasks, chosen)))
+    if runs:
+        sections.append(Section("Training", training(runs)))
     return title, [*sections, Section("Protocol", _protocol(tasks, source))]
 
 
@@ -174,10 +177,11 @@ def _unit(count: int) -> str:
     return f"{drawn} So few of them are too few to speak of controllers to come: what is claimed is claimed of these."
 
 
-def _timelines(task: Task, number: int) -> list[Block]:
+def _timelines(task: Task, number: int, main: str) -> list[Block]:
+    ordered = sorted(task.arms.items(), key=lambda item: item[0] != main)
     titled = {
         f"{name}: {line['score']:.1f}, {line['parameters']:,.0f} parameters": line
-        for name, line in ((name, results.median()) for name, results in task.arms.items())
+        for name, line in ((name, results.median()) for name, results in ordered)
     }
     names, blocks = list(titled), []
     for start in range(0, len(names), COLUMNS):

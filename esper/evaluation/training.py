@@ -1,0 +1,149 @@
+"""How controllers learned: curves and figures of training runs, from the rounds they have recorded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from esper.evaluation.document import Block, Picture, Table, Text
+
+SCORES = ("episode/score", "episode/return")  # the first that a run has is what it came to
+CRITIC, KL, ENTROPY = "losses/explained_variance", "policy/kl", "policy/entropy_"
+HEALTHY = (0.003, 0.03)  # KL of an update: enough to learn from, not more than the rollout can tell
+HELD_OUT = {"greedy": "o", "sampled": "s"}  # kinds of held-out episodes, and their markers
+SHARE = 4  # first and last parts of a run are quarters
+NAMED = 12  # more curves than these get no names in pictures
+BRIEF = 25  # letters of a name, for several in a row
+PALETTE = colormaps["tab10"].colors  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training run: what it is called beside others, what it trains on, and its lines of rounds.jsonl."""
+
+    name: str
+    task: str
+    rounds: Sequence[Mapping[str, Any]]
+
+    def known(self, figure: str) -> tuple[list[int], list[float]]:
+        """The rounds in which a figure was measured, and what it was."""
+        seen = [(line["round"], line[figure]) for line in self.rounds if line.get(figure) is not None]
+        return [number for number, _ in seen], [value for _, value in seen]
+
+    def quarter(self, figure: str, *, last: bool) -> float | None:
+        """A figure's mean over the first or last quarter of all rounds."""
+        count = max(1, len(self.rounds) // SHARE)
+        lines = self.rounds[-count:] if last else self.rounds[:count]
+        values = [line[figure] for line in lines if line.get(figure) is not None]
+        return sum(values) / len(values) if values else None
+
+    @property
+    def score(self) -> str:
+        """The name of the figure that says how well it did."""
+        return next((name for name in SCORES if self.known(name)[1]), SCORES[0])
+
+    @property
+    def heads(self) -> list[str]:
+        names = {name for line in self.rounds for name in line if name.startswith(ENTROPY)}
+        return sorted(name for name in names if name != f"{ENTROPY}bonus")
+
+
+def named(runs: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """What each of some runs is called, given its directory and overrides: what sets it apart from the others."""
+    common = set.intersection(*(set(overrides) for _, overrides in runs)) if runs else set()
+    names = [", ".join(o for o in overrides if o not in common) for _, overrides in runs]
+    return names if all(names) and len(set(names)) == len(names) else [directory for directory, _ in runs]
+
+
+def training(runs: Sequence[Training]) -> list[Block]:
+    """A table of all runs, and a picture for each task."""
+    if not runs:
+        return []
+    low, high = HEALTHY
+    words = (
+        "begins, ends: the mean score of training episodes, on validation, in the first and last quarter of a run's "
+        "rounds, of a policy that explores; greedy, sampled: of its last episodes on seeds that it never learns on. In "
+        "the last quarter: the share of the returns' variance that the critic foretold (healthy above 0.5), the least "
+        "entropy of a head (1 is even chance over what is legal, 0 a head that has collapsed), and fossils and "
+        f"rollbacks in an episode. KL: the share of updates that went between {low} and {high}."
+    )
+    blocks: list[Block] = [table(runs), Text(words)]
+    for number, task in enumerate(dict.fromkeys(run.task for run in runs)):
+        some = [run for run in runs if run.task == task]
+        caption = f"{task}: score of each round's episodes, explained variance of the critic, and KL of each update."
+        blocks.append(Picture(f"learning{number}", curves(some), caption))
+    return blocks
+
+
+def table(runs: Sequence[Training]) -> Table:
+    header = (
+        "run", "rounds", "begins", "ends", "greedy", "sampled", "critic", "KL", "entropy", "fossils", "rollbacks",
+        "minutes",
+    )  # fmt: skip
+    return Table(header, [_row(run) for run in runs])
+
+
+def _row(run: Training) -> list[str]:
+    def told(value: float | None, form: str = "{:.2f}") -> str:
+        return "-" if value is None else form.format(value)
+
+    low, high = HEALTHY
+    steps = run.known(KL)[1]
+    inside = sum(low <= step <= high for step in steps) / len(steps) if steps else None
+    open_heads = [value for head in run.heads if (value := run.quarter(head, last=True)) is not None]
+    held_out = [run.known(f"validation/{kind}_{run.score.partition('/')[2]}")[1] for kind in HELD_OUT]
+    seconds = sum(sum(run.known(f"time/{part}")[1]) for part in ("environment", "policy", "update"))
+    return [
+        run.name,
+        str(len(run.rounds)),
+        told(run.quarter(run.score, last=False)),
+        told(run.quarter(run.score, last=True)),
+        *(told(scores[-1] if scores else None) for scores in held_out),
+        told(run.quarter(CRITIC, last=True)),
+        told(inside),
+        told(min(open_heads, default=None)),
+        told(run.quarter("seeds/fossilized", last=True)),
+        told(run.quarter("seeds/rollbacks", last=True)),
+        f"{seconds / 60:.0f}",
+    ]
+
+
+def curves(runs: Sequence[Training]) -> Figure:
+    """Score, critic and KL over rounds: a line for each run, and where there are several, their mean."""
+    figure = Figure(figsize=(12.5, 4.2), layout="constrained")
+    scores, critic, divergence = figure.subplots(1, 3, width_ratios=[2, 1, 1])
+    for number, run in enumerate(runs):
+        shade = PALETTE[number % len(PALETTE)]
+        for axes, name in ((scores, run.score), (critic, CRITIC), (divergence, KL)):
+            axes.plot(*run.known(name), color=shade, linewidth=1.0, alpha=0.8, label=run.name)
+        for kind, marker in HELD_OUT.items():
+            found = run.known(f"validation/{kind}_{run.score.partition('/')[2]}")
+            scores.plot(*found, color=shade, marker=marker, linestyle="", markeredgecolor="black")
+    _mean(scores, runs)
+    scores.set(title="score of a round's episodes (marks: held out; o greedy, s sampled)")
+    critic.axhline(0, color="grey", linewidth=0.5)
+    critic.set(title="explained variance", ylim=(-0.5, 1.02))
+    divergence.axhspan(*HEALTHY, color="green", alpha=0.08)
+    divergence.set(title="KL at the end of the update")
+    divergence.set_ylim(bottom=0)
+    for axes in (scores, critic, divergence):
+        axes.set_xlabel("rounds")
+        axes.title.set_fontsize(9)
+        axes.grid(alpha=0.2)
+    if len(runs) <= NAMED:
+        columns = 4 if max(len(run.name) for run in runs) <= BRIEF else 1
+        figure.legend(*scores.get_legend_handles_labels(), fontsize=8, loc="outside lower left", ncols=columns)
+    return figure
+
+
+def _mean(axes: Axes, runs: Sequence[Training]) -> None:
+    """The mean over runs of every round that all have played."""
+    tables = [dict(zip(*run.known(run.score), strict=True)) for run in runs]
+    shared = sorted(set.intersection(*(set(table) for table in tables))) if len(runs) > 1 else []
+    if shared:
+        means = [float(np.mean([table[number] for table in tables])) for number in shared]
+        axes.plot(shared, means, color="black", linewidth=2.2, label="mean")

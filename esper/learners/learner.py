@@ -1,0 +1,134 @@
+"""Trained controllers: from a checkpoint to a policy that acts, and back into one small file."""
+
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from esper.config import build
+from esper.controllers import Policy
+from esper.learners.origin import NEEDED, label_of, locate, origin_of
+from esper.learners.task import ELSEWHERE, TASK, task_of
+from esper.lifecycle import Layout
+from esper.ppo import AtomicIO, read_checkpoint
+from esper.resume import key_of
+
+PREFIX = "policy."  # of its weights in a checkpoint
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A trained controller."""
+
+    label: str  # by which episodes name it: where its checkpoint is
+    policy: Policy
+    weights: str  # a digest of them
+    task: Mapping[str, Any]  # what it learned on, every key with its value
+    about: Mapping[str, Any]  # plain data: how it was trained
+
+
+def load_learner(name: str, layout: Layout) -> Learner:
+    """A trained controller for environments of this layout; refused by the key that does not fit."""
+    path = locate(name)
+    origin, found = origin_of(path), read_checkpoint(path)
+    transferable(found["esper"]["layout"], layout, path)
+    policy: Policy = build(origin.config.policy, layout=layout, _partial_=False, compile=None)
+    weights = _policy(found)
+    try:
+        policy.load_state_dict(weights)
+    except RuntimeError:
+        raise ValueError(f"ckpt={path}: its weights do not fit the policy it says it has ({origin.place}).") from None
+    counters = found["esper"]["counters"]
+    about = {
+        "weights": _digest(weights),
+        "seed": found["esper"]["seed"],
+        **{key: counters[key] for key in ("rounds", "episodes", "decisions")},
+        **origin.costs(counters, policy),
+        "greedy": origin.greedy(counters["rounds"]),
+        "trained_on": origin.trained_on,
+        "command": f"python -m esper.run {shlex.join(origin.overrides)}",
+    }
+    return Learner(label_of(name), policy.eval(), _digest(weights), task_of(origin.config), about)
+
+
+def load_learners(names: Sequence[str], layout: Layout) -> list[Learner]:
+    """Several trained controllers; each must come from a run of its own, or they would count for more than they are."""
+    found: dict[Path, str] = {}
+    for name in names:
+        place = origin_of(locate(name)).place.resolve()
+        if place in found:
+            raise ValueError(f"ckpt: {found[place]} and {name} are of one run; each must be a controller of its own.")
+        found[place] = name
+    learners = [load_learner(name, layout) for name in names]
+    same: dict[str, str] = {}
+    for name, learner in zip(names, learners, strict=True):
+        if learner.weights in same:
+            raise ValueError(f"ckpt: {same[learner.weights]} and {name} have the same weights; each must be its own.")
+        same[learner.weights] = name
+    return learners
+
+
+def keep(name: str, path: Path) -> int:
+    """Write a trained controller as one file that needs no run beside it; gives its size in bytes.
+
+    It holds the policy's weights and statistics, what it was trained on and with, and what its rounds came to and cost,
+    but nothing of the optimizer: it can be played anywhere, not trained further.
+    """
+    if path.exists():
+        raise ValueError(f"{path}: exists already.")
+    source = locate(name)
+    origin, found = origin_of(source), read_checkpoint(source)
+    told = found["esper"]
+    wanted = (*TASK, "policy")
+    content = {
+        "esper": {
+            **{key: told[key] for key in ("version", "layout", "sizes", "seed", "counters")},
+            "origin": {
+                "overrides": [override for override in origin.overrides if key_of(override) not in ELSEWHERE],
+                "config": OmegaConf.to_container(OmegaConf.masked_copy(origin.config, list(wanted)), resolve=False),
+                "trained_on": origin.trained_on,
+                "rounds": [{key: line[key] for key in NEEDED if key in line} for line in origin.rounds],
+            },
+        },
+        "state_dict": {f"{PREFIX}{key}": value.clone() for key, value in _policy(found).items()},
+    }
+    AtomicIO().save_checkpoint(content, path)
+    return path.stat().st_size
+
+
+def _policy(found: Mapping[str, Any]) -> dict[str, Tensor]:
+    every = found["state_dict"]
+    return {key.removeprefix(PREFIX): value for key, value in every.items() if key.startswith(PREFIX)}
+
+
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for name in sorted(weights):
+        found.update(name.encode())
+        found.update(weights[name].cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def transferable(saved: Mapping[str, Any], here: Layout, path: Path) -> None:
+    """Refuse a policy that cannot act here. Slots may have other names, but must be as many; all else must be equal."""
+    mine = here.plain()
+    if len(saved["slots"]) != len(mine["slots"]):
+        raise ValueError(
+            f"ckpt={path}: was trained with the {len(saved['slots'])} slots {', '.join(saved['slots'])}, but here are "
+            f"the {len(mine['slots'])} slots {', '.join(mine['slots'])}; slots.names can choose as many."
+        )
+    for head in {**saved["options"], **mine["options"]}:
+        then, now = saved["options"].get(head, []), mine["options"].get(head, [])
+        if head != "slot" and then != now:
+            raise ValueError(
+                f"ckpt={path}: was trained with {head} of {', '.join(then) or 'no choice'}, but here it is of "
+                f"{', '.join(now) or 'no choice'}; actions and slots.blueprints must be those it was trained with."
+            )
+    for key in ("base", "slot", "blueprints", "users"):
+        if saved[key] != mine[key]:
+            raise ValueError(f"ckpt={path}: was trained with {key} {saved[key]}, but here they are {mine[key]}.")

@@ -1,0 +1,100 @@
+"""What a trained controller learned on, and the command line that plays it there."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+
+from esper.config import compose_config
+from esper.learners.origin import PRETRAINED, locate, origin_of
+from esper.resume import flat, key_of
+
+TASK = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor", "reward", "gamma")
+ELSEWHERE = ("environment.envs", "environment.threads", "data.root", "data.device")  # change nothing in an episode
+
+
+def named(value: object) -> list[str]:
+    """The checkpoints that the key `ckpt` names: none, one or several."""
+    if value is None:
+        return []
+    return [str(name) for name in value] if isinstance(value, Sequence) and not isinstance(value, str) else [str(value)]
+
+
+def beside(arguments: Sequence[str]) -> list[str]:
+    """A command line whose task, unless an experiment is typed, is that of the first checkpoint it names."""
+    given = [argument for argument in arguments if key_of(argument) == "ckpt"]
+    if not given or {"experiment", "resume"} & set(map(key_of, arguments)):
+        return list(arguments)
+    names = _typed(given[-1])
+    if names is None:
+        return list(arguments)  # Hydra will say what is wrong with it
+    anew = {key_of(argument) for argument in arguments}
+    own = [o for o in task_overrides(names) if not {key_of(o), key_of(o).split(".")[0]} & anew]
+    return [*own, *arguments]
+
+
+def absolute(arguments: Sequence[str]) -> list[str]:
+    """A command line that names the same checkpoints from any directory."""
+    return [_absolute(argument) if key_of(argument) == "ckpt" else argument for argument in arguments]
+
+
+def _absolute(argument: str) -> str:
+    names = _typed(argument)
+    if names is None or not all(name == PRETRAINED or Path(name).exists() for name in names):
+        return argument  # what is wrong with it is said elsewhere
+    found = [name if name == PRETRAINED else str(Path(name).resolve()) for name in names]
+    inside = ",".join("'{}'".format(name.replace("'", "\\'")) for name in found)
+    return f"ckpt=[{inside}]"
+
+
+def _typed(argument: str) -> list[str] | None:
+    """The checkpoints that an argument names; None if Hydra would not understand it."""
+    try:
+        return named(OverridesParser.create().parse_override(argument).value())
+    except OverrideParseException:
+        return None
+
+
+def task_overrides(names: Sequence[str]) -> list[str]:
+    """The overrides of the first checkpoint's run that say what it was trained on."""
+    if not names:
+        return []
+    overrides = origin_of(locate(names[0])).overrides
+    return [override for override in overrides if key_of(override).split(".")[0] in (*TASK, "experiment")]
+
+
+def as_trained(typed: DictConfig, overrides: Sequence[str], names: Sequence[str]) -> DictConfig:
+    """`typed`, with the first checkpoint's own values where presets have changed since it was trained.
+
+    `overrides` are all that `typed` was composed from.
+    """
+    own = task_overrides(names)
+    experiments = [[o for o in some if key_of(o) == "experiment"] for some in (own, overrides)]
+    if not names or experiments[0] != experiments[1]:  # another task was typed
+        return typed
+    anew = {key_of(override) for override in overrides if override not in own}
+    saved = flat(origin_of(locate(names[0])).config)
+    before, now = flat(compose_config("evaluate", own)), flat(typed)
+    for key, value in saved.items():
+        group = key.split(".")[0]
+        kept = group in TASK and key not in ELSEWHERE and group not in anew
+        if kept and key in now and now[key] == before.get(key) != value:
+            OmegaConf.update(typed, key, value)
+    return typed
+
+
+def task_of(config: DictConfig) -> dict[str, Any]:
+    """What makes a task of a configuration, every key with its value; not how many play at once, or where."""
+    found = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(found, dict)
+    shown = flat(OmegaConf.create({group: found[group] for group in TASK if group in found}))
+    return {key: value for key, value in shown.items() if key not in ELSEWHERE}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Keys of two tasks that are not alike, in words."""
+    keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    return [f"{key}: {then.get(key)} -> {now.get(key)}" for key in keys]
