@@ -102,7 +102,7 @@ def main(config: DictConfig) -> None:
 
 def cli() -> None:
     try:
-        arguments = prepared(absolute(beside(sys.argv[1:])), EVALUATION)
+        arguments = prepared(beside(absolute(sys.argv[1:])), EVALUATION)
         unspoilt(arguments)
     except ValueError as error:
         sys.exit(str(error))

@@ -17,7 +17,7 @@ from esper.evaluation.played import latest
 from esper.evaluation.report import Source
 from esper.evaluation.training import Training, named
 from esper.records import read, salvage
-from esper.resume import overrides_of, presets
+from esper.resume import overrides_of, presets, runs_in
 
 WIDTH = 120  # columns of what is printed into a file
 HELD_OUT = ("greedy", "sampled")  # episodes of a training run that can be compared: played on seeds it never learns on
@@ -96,13 +96,16 @@ def merged(sources: Sequence[Source]) -> Source:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m esper.report", description=__doc__)
-    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="of evaluations or training runs")
+    parser.add_argument(
+        "directories", nargs="+", type=Path, metavar="DIR", help="of evaluations, training runs or sweeps"
+    )
     parser.add_argument("--out", type=Path, help="where the report goes; the directory itself if there is only one")
     parser.add_argument("--reference", help="the arm that the others are compared with")
     given = parser.parse_args(arguments)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     try:
-        found = [gather(directory) for directory in dict.fromkeys(map(Path.resolve, given.directories))]
+        directories = [run.resolve() for directory in given.directories for run in runs_in(directory)]
+        found = [gather(directory) for directory in dict.fromkeys(directories)]
         lines, runs = compared(found), learned(found)
         if not lines and not runs:
             raise ValueError(f"{', '.join(map(str, given.directories))}: there are no finished episodes to report.")

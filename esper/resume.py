@@ -94,6 +94,14 @@ def find(name: str, kind: Kind = RUN) -> Path:
     return max(begun, key=lambda path: path.stat().st_mtime_ns).parent
 
 
+def runs_in(directory: Path) -> list[Path]:
+    """The directory itself, or, if it is a sweep's, those of its jobs in their order."""
+    jobs = [path.parent.parent for path in directory.glob("*/.hydra/config.yaml")]
+    if not jobs or (directory / ".hydra" / "config.yaml").is_file():
+        return [directory]
+    return sorted(jobs, key=lambda job: (len(job.name), job.name))
+
+
 def overrides_of(directory: Path) -> list[str]:
     """What a run was started and resumed with."""
     path = directory / ".hydra" / "overrides.yaml"

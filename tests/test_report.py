@@ -9,7 +9,7 @@ from tests.evaluation.kit import line
 
 
 def directory(path: Path, lines: list[dict[str, object]], **told: object) -> Path:
-    path.mkdir()
+    path.mkdir(parents=True)
     (path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if told:
         (path / "evaluation.json").write_text(json.dumps(told))
@@ -92,6 +92,7 @@ def run(path: Path, seed: int, scores: list[float]) -> Path:
     rounds[-1] |= {"validation/greedy_score": 41.0, "validation/sampled_score": 40.5}
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
     (path / ".hydra").mkdir()
+    (path / ".hydra/config.yaml").write_text("seed: 0\n")
     (path / ".hydra/overrides.yaml").write_text(f"- +experiment=cifar_ppo\n- seed={seed}\n")
     return path
 
@@ -99,8 +100,9 @@ def run(path: Path, seed: int, scores: list[float]) -> Path:
 def test_training_runs_show_how_they_learned_alone_and_beside_an_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [run(tmp_path / str(seed), seed, [30.0, 31.0, 32.0, 40.0 + seed]) for seed in range(2)]
-    main([*map(str, runs), "--out", str(tmp_path / "alone")])
+    sweep = tmp_path / "sweep"
+    runs = [run(sweep / str(seed), seed, [30.0, 31.0, 32.0, 40.0 + seed]) for seed in range(2)]
+    main([str(sweep), "--out", str(tmp_path / "alone")])
     text = (tmp_path / "alone/report.md").read_text()
     assert "| seed=1 | 4 | 30.00 | 41.00 | 41.00 | 40.50 | 0.60 | 1.00 | 0.50 | - | - | 4 |" in text
     assert (tmp_path / "alone/pictures/learning0.png").stat().st_size > 10_000

@@ -12,6 +12,7 @@ from esper.evaluation.controls import controls
 from esper.evaluation.document import Block, Code, Picture, Section, Table, Text
 from esper.evaluation.pictures import frontier, profiles
 from esper.evaluation.results import FIGURES, Results, Task, shared
+from esper.evaluation.singly import singly
 from esper.evaluation.statistics import DRAWS, ENOUGH, Estimate, difference, improvement
 from esper.evaluation.training import Training, training
 from esper.telemetry import timeline
@@ -43,7 +44,7 @@ def report(tasks: Sequence[Task], source: Source, runs: Sequence[Training] = ())
         main = chosen[task.title]
         parts: dict[str, list[Block]] = {
             "results": _results(task),
-            "paired differences": _differences(task, main),
+            "paired differences": [*_differences(task, main), *singly(task, main)],
             "cost against score": [
                 Picture(
                     f"frontier{number}",

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from esper.config import compose_config
 from esper.learners.origin import PRETRAINED, locate, origin_of
-from esper.resume import flat, key_of
+from esper.resume import flat, key_of, runs_in
 
 TASK = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor", "reward", "gamma")
 ELSEWHERE = ("environment.envs", "environment.threads", "data.root", "data.device")  # change nothing in an episode
@@ -37,7 +37,7 @@ def beside(arguments: Sequence[str]) -> list[str]:
 
 
 def absolute(arguments: Sequence[str]) -> list[str]:
-    """A command line that names the same checkpoints from any directory."""
+    """A command line that names the same checkpoints from any directory; a sweep's is all that its jobs have."""
     return [_absolute(argument) if key_of(argument) == "ckpt" else argument for argument in arguments]
 
 
@@ -45,7 +45,7 @@ def _absolute(argument: str) -> str:
     names = _typed(argument)
     if names is None or not all(name == PRETRAINED or Path(name).exists() for name in names):
         return argument  # what is wrong with it is said elsewhere
-    found = [name if name == PRETRAINED else str(Path(name).resolve()) for name in names]
+    found = [name if name == PRETRAINED else str(run.resolve()) for name in names for run in runs_in(Path(name))]
     inside = ",".join("'{}'".format(name.replace("'", "\\'")) for name in found)
     return f"ckpt=[{inside}]"
 

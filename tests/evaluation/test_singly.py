@@ -1,0 +1,25 @@
+from esper.evaluation.results import sort
+from esper.evaluation.singly import distinct, singly
+from tests.evaluation.kit import line
+
+
+def test_each_of_several_controllers_is_told_by_itself() -> None:
+    lines = [line("none", seed, 30.0 + seed % 3) for seed in range(8)]
+    for learner, gain in (("/runs/0/checkpoints/last.ckpt", 5.0), ("/runs/1/checkpoints/last.ckpt", -1.0)):
+        lines += [line("ppo", seed, 30.0 + seed % 3 + gain, learner=learner) for seed in range(8)]
+        lines += [line("replay", seed, 30.0, learner=learner) for seed in range(8)]
+    (task,), _ = sort(lines)
+    _, table = singly(task, "ppo")
+    assert table.header == ("controller", "score", "parameters", "- none")  # replay has a controller of its own
+    assert [(row[0], row[3]) for row in table.rows] == [("0", "+5.00 [+5.00, +5.00]"), ("1", "-1.00 [-1.00, -1.00]")]
+    assert singly(task, "none") == []
+
+
+def test_controllers_are_called_by_what_sets_them_apart() -> None:
+    assert distinct(["/a/b/0/checkpoints/last.ckpt", "/a/b/1/checkpoints/best.ckpt"]) == ["0", "1"]
+    assert distinct(["/a/b/one.pt", "/a/two.pt"]) == ["b/one.pt", "two.pt"]
+    assert distinct(["pretrained", "/a/two.pt"]) == ["pretrained", "/a/two.pt"]
+    assert distinct(["/a/checkpoints/last.ckpt", "/a/checkpoints/best.ckpt"]) == [
+        "/a/checkpoints/last.ckpt",
+        "/a/checkpoints/best.ckpt",
+    ]
