@@ -5,6 +5,7 @@ from typing import get_type_hints
 
 VALUE_LOSSES = ("clipped", "huber", "squared")
 WEIGHTINGS = ("active", "joint")
+FORETOLD = ("episode", "rest", None)
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Settings:
         clip: how far a head's ratio may go from 1 before it stops paying
         target_kl: a pass ends the update before its step once the KL exceeds 1.5 times this; None never
         head_weighting: a head's loss is its mean over the steps where it is `active`, or `joint` over all valid steps
+        foretells: what the critic learns, the return of the whole `episode` or of its `rest`; None is the episode where
+            nothing is discounted. What an episode has been paid so far is known, and taken off; a critic of the rest
+            would have to take it off by itself, and its errors would be noise in every advantage
         value_coef, value_loss, value_bound: weight of the critic's loss, its kind and its bound in units of the return
             scale: the clip range of `clipped`, where `huber` turns straight
         entropy, entropy_final, entropy_rounds: weight of the bonus for the mean over heads of normalised entropy, and
@@ -43,6 +47,7 @@ class Settings:
     clip: float
     target_kl: float | None
     head_weighting: str
+    foretells: str | None
     value_coef: float
     value_loss: str
     value_bound: float
@@ -76,6 +81,14 @@ class Settings:
                 raise ValueError(f"ppo.{key}={getattr(self, key)}: must be between 0 and 1.")
         if self.target_kl is not None and self.target_kl <= 0:
             raise ValueError(f"ppo.target_kl={self.target_kl}: must be above 0, or null for no limit.")
-        for key, allowed in (("value_loss", VALUE_LOSSES), ("head_weighting", WEIGHTINGS)):
+        for key, allowed in (("value_loss", VALUE_LOSSES), ("head_weighting", WEIGHTINGS), ("foretells", FORETOLD)):
             if getattr(self, key) not in allowed:
-                raise ValueError(f"ppo.{key}={getattr(self, key)}: must be one of {', '.join(allowed)}.")
+                words = ", ".join("null" if value is None else value for value in allowed)
+                raise ValueError(f"ppo.{key}={getattr(self, key)}: must be one of {words}.")
+        if self.foretells == "episode" and self.gamma != 1:
+            raise ValueError(f"ppo.foretells=episode: must be rest where gamma={self.gamma} discounts what is to come.")
+
+    @property
+    def whole(self) -> bool:
+        """Whether the critic foretells the return of whole episodes."""
+        return self.gamma == 1 if self.foretells is None else self.foretells == "episode"

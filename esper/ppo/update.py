@@ -20,7 +20,7 @@ class Targets:
     """What the episodes of a round teach."""
 
     advantages: Tensor  # [envs, steps], normalised over decision steps
-    returns: Tensor  # [envs, steps], in units of the return scale
+    returns: Tensor  # [envs, steps], of what the critic foretells, in units of the return scale
     values: Tensor  # [envs, steps], as they were when acting, in the same units
     active: Tensor  # bool [envs, steps, heads]: the head took part, and had a choice
     available: Tensor  # bool [envs, steps, heads]: under some legal op the head had a choice
@@ -31,13 +31,15 @@ class Targets:
 def prepare(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: Settings) -> Targets:
     """Advantages, returns and masks; also folds the round into the statistics of observations and returns."""
     policy.fold(summed(policy.moments(rollout.raw_base, rollout.raw_slots, rollout.valid)))
-    values, next_values = scale.unscaled(rollout.value), scale.unscaled(rollout.next_value)
+    paid = rollout.reward.cumsum(1) * settings.whole  # after each step; the critic's estimates are of that and the rest
+    before = paid - rollout.reward * settings.whole
+    values, next_values = scale.unscaled(rollout.value) - before, scale.unscaled(rollout.next_value) - paid
     advantages = gae(
         rollout.reward, values, next_values, rollout.terminated, rollout.truncated,
         gamma=settings.gamma, lam=settings.lam,
     )  # fmt: skip
     returns = advantages + values
-    scale.fold(summed(Moments.of(returns.unsqueeze(-1), rollout.valid).packed()), policy.critic)
+    scale.fold(summed(Moments.of((returns + before).unsqueeze(-1), rollout.valid).packed()), policy.critic)
     masks = rollout.masks.each(lambda mask: mask.flatten(0, 1))
     shape, valid = rollout.action.shape, rollout.valid.unsqueeze(-1)
     took_part = active(masks, rollout.each("op").flatten(), rollout.layout).view(shape) & valid
@@ -59,8 +61,8 @@ def prepare(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: Sett
     found = torch.stack([figure.double() for figure in figures.values()]).tolist()
     return Targets(
         advantages=normalised(advantages, mean, std, least=settings.advantage_least).to(advantages.dtype),
-        returns=scale.scaled(returns),
-        values=scale.scaled(values),
+        returns=scale.scaled(returns + before),
+        values=scale.scaled(values + before),
         active=took_part,
         available=available(masks, rollout.layout).view(shape) & valid,
         decision=decision,
