@@ -22,6 +22,7 @@ NEEDED = {  # what an episode is compared by, and of which kind it is
     "parameters": float, "parameters_peak": float, "parameters_mean": float, "flops": float | int,
     "score": float | int | None,
 }  # fmt: skip
+HELD_OUT = ("greedy", "sampled")  # kinds of episodes that a training run plays on seeds it never learns on
 STEP = {"action", "score", "stage", "alpha", "blueprint", "entered", "contribution"}
 MEASURED_BY_SLOT = ("contribution", "progress", "seed_gradient_norm", "seed_health", "promise")
 
@@ -139,14 +140,25 @@ class Writer:
         self._file.close()
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
+def read(path: Path, what: str = "episode") -> Iterator[dict[str, Any]]:
     """The lines of a file; a last line that was cut off while it was written is left out."""
     for number, line in enumerate(_text(path).split("\n")[:-1], 1):
         try:
             found = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: line {number} is no episode record.") from error
+            raise ValueError(f"{path}: line {number} is no {what} record.") from error
         yield found
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's rounds.jsonl; none if there is no such file."""
+    if not path.is_file():
+        return []
+    lines = list(read(path, "round"))
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, dict) or not isinstance(line.get("round"), int):
+            raise ValueError(f"{path}: line {number} is no round record.")
+    return lines
 
 
 def salvage(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

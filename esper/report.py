@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -12,24 +12,32 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from esper.config import grows
 from esper.evaluation.conclude import conclude, told
 from esper.evaluation.played import latest
 from esper.evaluation.report import Source
 from esper.evaluation.training import Training, named
-from esper.records import read, salvage
-from esper.resume import overrides_of, presets, runs_in
+from esper.learners import ELSEWHERE
+from esper.records import HELD_OUT, read_rounds, salvage
+from esper.resume import key_of, overrides_of, presets, read_yaml, runs_in
 
+RECORDS = ("episodes.jsonl", "rounds.jsonl")
+SEPARATE = ("seed", *ELSEWHERE)  # keys in which runs may differ and still be repetitions of one another
 WIDTH = 120  # columns of what is printed into a file
-HELD_OUT = ("greedy", "sampled")  # episodes of a training run that can be compared: played on seeds it never learns on
 
 
 @dataclass(frozen=True)
 class Run:
     """A training run: what it was started with, and its lines of rounds.jsonl."""
 
-    trained_on: str
+    task: str
     overrides: Sequence[str]
     rounds: Sequence[Mapping[str, Any]]
+
+    @property
+    def settings(self) -> str:
+        """All that was typed but for the seed."""
+        return " ".join(sorted(override for override in self.overrides if key_of(override) not in SEPARATE))
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Found:
 
 def gather(directory: Path) -> Found:
     """What an evaluation or a training run has left in its directory."""
-    path, rounds = directory / "episodes.jsonl", directory / "rounds.jsonl"
+    path, rounds = (directory / name for name in RECORDS)
     if not path.is_file() and not rounds.is_file():
         raise ValueError(
             f"{directory}: holds no episodes.jsonl or rounds.jsonl; it must be the directory of an evaluation or a run."
@@ -53,32 +61,56 @@ def gather(directory: Path) -> Found:
     if not rounds.is_file() and not any("kind" in line for line in lines):
         about = told(directory)
         return Found(directory, latest(lines), Source(**{**about, "remarks": [*complaints, *about.get("remarks", [])]}))
-    overrides = overrides_of(directory)
+    overrides, config = overrides_of(directory), read_yaml(directory / ".hydra" / "config.yaml") or OmegaConf.create()
+    name, hosts = config.get("name", "a run"), "environment" not in config or grows(config)
+    run = Run(f"{name}, {presets(directory)}" if hosts else name, overrides, read_rounds(rounds))
     source = Source(commands=[f"python -m esper.run {shlex.join(overrides)}"], remarks=complaints)
-    run = Run(presets(directory), overrides, list(read(rounds)) if rounds.is_file() else [])
-    return Found(directory, _last_held_out(lines, directory), source, run)
+    own = {
+        "config": OmegaConf.to_container(config, resolve=True),
+        "learner": str(directory),
+        "host": presets(directory).partition(" on ")[0],
+        "rule": run.settings,
+    }
+    return Found(directory, [{**line, **own} for line in _last_held_out(lines)], source, run)
 
 
-def _last_held_out(lines: Sequence[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
-    """A training run's latest episodes on seeds that it never learns on, as arms of their own."""
-    settings = directory / ".hydra" / "config.yaml"
-    config = OmegaConf.to_container(OmegaConf.load(settings), resolve=True) if settings.is_file() else {}
-    own = {"config": config, "learner": str(directory), "host": presets(directory).partition(" on ")[0]}
+def gathered(directories: Sequence[Path]) -> Iterator[Found]:
+    """What all hold, each once; jobs of a sweep that have left nothing are only remarked."""
+    seen = set()
+    for directory in directories:
+        jobs = runs_in(directory)
+        for job in jobs:
+            if job.resolve() in seen:
+                continue
+            seen.add(job.resolve())
+            if len(jobs) > 1 and not any((job / name).is_file() for name in RECORDS):
+                yield Found(job, [], Source(remarks=[f"{job}: has left no records; it is left out."]))
+            else:
+                yield gather(job.resolve())
+
+
+def _last_held_out(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A training run's latest episodes on seeds that it never learns on, as arms of their own.
+
+    Each run has held-out seeds of its own, so they are told by their number: a table of several runs has no gaps.
+    """
     held_out = [line for line in lines if line.get("kind") in HELD_OUT]
     last = max((line["round"] for line in held_out), default=0)
-    return [{**line, **own, "controller": f"ppo, {line['kind']}"} for line in held_out if line["round"] == last]
+    latest = [line for line in held_out if line["round"] == last]
+    numbers = {seed: number for number, seed in enumerate(dict.fromkeys(line["seed"] for line in latest))}
+    return [{**line, "seed": numbers[line["seed"]], "controller": f"ppo, {line['kind']}"} for line in latest]
 
 
 def learned(found: Sequence[Found]) -> list[Training]:
     """The training runs among what was found, each called by what sets it apart from the others."""
     runs = [(str(each.directory), each.run) for each in found if each.run is not None and each.run.rounds]
     names = named([(directory, run.overrides) for directory, run in runs])
-    return [Training(name, run.trained_on, run.rounds) for name, (_, run) in zip(names, runs, strict=True)]
+    return [Training(name, run.task, run.rounds, run.settings) for name, (_, run) in zip(names, runs, strict=True)]
 
 
 def compared(found: Sequence[Found]) -> list[dict[str, Any]]:
     """The episodes that arms are compared by: those of evaluations, and only if there are none, those of runs."""
-    evaluations = [each for each in found if each.run is None]
+    evaluations = [each for each in found if each.run is None and each.episodes]
     return [line for each in evaluations or found for line in each.episodes]
 
 
@@ -104,14 +136,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     try:
-        directories = [run.resolve() for directory in given.directories for run in runs_in(directory)]
-        found = [gather(directory) for directory in dict.fromkeys(directories)]
+        found = list(gathered(given.directories))
         lines, runs = compared(found), learned(found)
         if not lines and not runs:
             raise ValueError(f"{', '.join(map(str, given.directories))}: there are no finished episodes to report.")
         played = {line["controller"] for line in lines}
         if given.reference is not None and given.reference not in played:
-            raise ValueError(f"--reference {given.reference}: was not played; there are {', '.join(sorted(played))}.")
+            there = ", ".join(sorted(played)) or "no episodes"
+            raise ValueError(f"--reference {given.reference}: was not played; there are {there}.")
         source = merged([each.source for each in found])
         if len(found) > 1:
             source = replace(source, commands=[*source.commands, f"python {shlex.join(sys.orig_argv[1:])}"])

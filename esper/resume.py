@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from esper.config import compose_config
 
@@ -97,25 +98,30 @@ def find(name: str, kind: Kind = RUN) -> Path:
 def runs_in(directory: Path) -> list[Path]:
     """The directory itself, or, if it is a sweep's, those of its jobs in their order."""
     jobs = [path.parent.parent for path in directory.glob("*/.hydra/config.yaml")]
-    if not jobs or (directory / ".hydra" / "config.yaml").is_file():
+    if not jobs or not (directory / "multirun.yaml").is_file():
         return [directory]
     return sorted(jobs, key=lambda job: (len(job.name), job.name))
 
 
+def read_yaml(path: Path) -> Any:
+    """A file of a run's .hydra directory; None if there is none."""
+    try:
+        return OmegaConf.load(path) if path.is_file() else None
+    except (OSError, YAMLError):
+        raise ValueError(f"{path}: cannot be read.") from None
+
+
 def overrides_of(directory: Path) -> list[str]:
     """What a run was started and resumed with."""
-    path = directory / ".hydra" / "overrides.yaml"
-    if not path.is_file():
-        return []
-    found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    return [str(override) for override in found] if isinstance(found, list) else []
+    found = read_yaml(directory / ".hydra" / "overrides.yaml")
+    return [str(override) for override in found] if isinstance(found, ListConfig) else []
 
 
 def presets(directory: Path) -> str:
     """Host and data that a run had, by the names of their presets."""
-    path = directory / ".hydra" / "hydra.yaml"
-    choices = OmegaConf.select(OmegaConf.load(path), "hydra.runtime.choices") if path.is_file() else None
-    return f"{choices['host']} on {choices['data']}" if choices else "a host on some data"
+    found = read_yaml(directory / ".hydra" / "hydra.yaml")
+    choices = (OmegaConf.select(found, "hydra.runtime.choices") if isinstance(found, DictConfig) else None) or {}
+    return f"{choices.get('host', 'a host')} on {choices.get('data', 'some data')}"
 
 
 def overridden(typed: DictConfig, directory: Path, kind: Kind = RUN) -> tuple[DictConfig, list[str]]:

@@ -81,9 +81,14 @@ def test_held_out_episodes_of_a_training_run_are_reported_as_validation(tmp_path
     assert figures["ppo, greedy"]["score"]["value"] == 44.5
 
 
-def run(path: Path, seed: int, scores: list[float]) -> Path:
-    """The directory of a training run of some rounds."""
-    directory(path, [])
+def run(path: Path, seed: int, scores: list[float], *more: str) -> Path:
+    """The directory of a training run of some rounds, with two held-out episodes of each kind."""
+    episodes = [
+        line("ppo", 100 * seed + number, 40.0 + seed + number, kind=kind, round=len(scores))
+        for kind in ("greedy", "sampled")
+        for number in range(2)
+    ]
+    directory(path, [{key: value for key, value in each.items() if key != "test_score"} for each in episodes])
     rounds = [
         {"round": number, "decisions": 160 * number, "episode/score": score, "losses/explained_variance": 0.6,
          "policy/kl": 0.02, "policy/entropy_op": 0.5, "policy/entropy_bonus": 0.01, "time/environment": 60.0}
@@ -92,29 +97,100 @@ def run(path: Path, seed: int, scores: list[float]) -> Path:
     rounds[-1] |= {"validation/greedy_score": 41.0, "validation/sampled_score": 40.5}
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
     (path / ".hydra").mkdir()
-    (path / ".hydra/config.yaml").write_text("seed: 0\n")
-    (path / ".hydra/overrides.yaml").write_text(f"- +experiment=cifar_ppo\n- seed={seed}\n")
+    (path / ".hydra/config.yaml").write_text("name: tried\n")
+    overrides = ["+experiment=cifar_ppo", f"seed={seed}", *more]
+    (path / ".hydra/overrides.yaml").write_text("".join(f"- {override}\n" for override in overrides))
+    return path
+
+
+def sweep(path: Path, *runs: tuple[str, ...]) -> Path:
+    """The directory of a sweep of two seeds for each list of overrides."""
+    for number, overrides in enumerate(runs):
+        for seed in range(2):
+            run(path / str(2 * number + seed), seed, [30.0, 31.0, 32.0, 40.0 + seed], *overrides)
+    (path / "multirun.yaml").touch()
     return path
 
 
 def test_training_runs_show_how_they_learned_alone_and_beside_an_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = tmp_path / "sweep"
-    runs = [run(sweep / str(seed), seed, [30.0, 31.0, 32.0, 40.0 + seed]) for seed in range(2)]
-    main([str(sweep), "--out", str(tmp_path / "alone")])
+    runs = sweep(tmp_path / "sweep", ())
+    main([str(runs), "--out", str(tmp_path / "alone")])
     text = (tmp_path / "alone/report.md").read_text()
+    figures = json.loads((tmp_path / "alone/evaluation.json").read_text())["tasks"]
+    (found,) = figures.values()
+    assert {name: (arm["controllers"], arm["seeds"], arm["episodes"]) for name, arm in found.items()} == {
+        "ppo, greedy": (2, 2, 4), "ppo, sampled": (2, 2, 4)
+    }  # fmt: skip
+    assert "The unit is the trained controller, of which there are 2" in text
     assert "| seed=1 | 4 | 30.00 | 41.00 | 41.00 | 40.50 | 0.60 | 1.00 | 0.50 | - | - | 4 |" in text
     assert (tmp_path / "alone/pictures/learning0.png").stat().st_size > 10_000
     assert "python -m esper.run +experiment=cifar_ppo seed=1" in text
     assert "seed=0" in capsys.readouterr().out
 
     evaluation = directory(tmp_path / "evaluation", some("ppo", 40.0))
-    main([*map(str, runs), str(evaluation), "--out", str(tmp_path / "both")])
+    main([str(runs), str(evaluation), "--out", str(tmp_path / "both")])
     text = (tmp_path / "both/report.md").read_text()
     assert "a_host on synthetic, test split" in text
     assert "## Training" in text
     assert "learning0" in (tmp_path / "both/report.html").read_text()
+    assert "ppo, greedy" not in text
+
+
+def test_runs_of_unlike_settings_are_no_repetitions_of_one_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = sweep(tmp_path / "sweep", ("slots.names=[a]",), ("slots.names=[b]",))
+    main([str(runs)])
+    (found,) = json.loads((runs / "evaluation.json").read_text())["tasks"].values()
+    assert {arm["controllers"] for arm in found.values()} == {2}
+    assert sorted(found) == ["ppo, greedy", "ppo, greedy (2)", "ppo, sampled", "ppo, sampled (2)"]
+    assert "slots.names=[b]" in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_sweeps_job_that_left_nothing_is_remarked_and_a_run_without_episodes_has_its_curves(tmp_path: Path) -> None:
+    runs = sweep(tmp_path / "sweep", ())
+    (runs / "1/episodes.jsonl").unlink()
+    (runs / "1/rounds.jsonl").unlink()
+    (runs / "0/episodes.jsonl").unlink()
+    main([str(runs)])
+    text = (runs / "report.md").read_text()
+    assert f"{runs}/1: has left no records; it is left out." in text
+    assert "learning0.png" in text
+    assert "what it is" not in text
+    assert "The question" not in text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("rounds.jsonl", "3\n", "rounds.jsonl: line 1 is no round record."),
+        ("rounds.jsonl", "what\n", "rounds.jsonl: line 1 is no round record."),
+        ("rounds.jsonl", '{"episode/score": 3}\n', "rounds.jsonl: line 1 is no round record."),
+        (".hydra/overrides.yaml", "a: [", ".hydra/overrides.yaml: cannot be read."),
+        (".hydra/config.yaml", "a: [", ".hydra/config.yaml: cannot be read."),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_told_in_one_sentence(
+    file: str, content: str, sentence: str, tmp_path: Path
+) -> None:
+    where = run(tmp_path / "run", 0, [30.0])
+    (where / file).write_text(content)
+    with pytest.raises(SystemExit) as refused:
+        main([str(where)])
+    assert str(refused.value) == f"{where}/{sentence}"
+
+
+def test_lines_in_a_row_with_the_same_flaw_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = directory(tmp_path / "a", [*some("none", 30.0)])
+    with (where / "episodes.jsonl").open("a") as file:
+        file.write("[1]\n[2]\n[3]\n{}\n" + json.dumps(line(seed=11)) + "\n[4]\n")
+    main([str(where)])
+    told = capsys.readouterr().out
+    assert "each of lines 11 to 14 is no episode record; they are left out." in told
+    assert "line 16 is no episode record; it is left out." in told
+    assert "5 lines could not be read, 11 could." in told
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from esper.evaluation.document import write
@@ -88,9 +89,9 @@ def _learned(runs: Sequence[Training]) -> Table:
     shown = Table(title="training", title_justify="left", box=SIMPLE, pad_edge=False)
     found = table(runs)
     for column, right in zip(found.header, found.figures, strict=True):
-        shown.add_column(column, justify="right" if right else "left")
+        shown.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in found.rows:
-        shown.add_row(*row)
+        shown.add_row(*map(escape, row))
     return shown
 
 

@@ -38,7 +38,9 @@ def report(tasks: Sequence[Task], source: Source, runs: Sequence[Training] = ())
     """The title and all sections: what episodes came to, and how the runs that trained controllers went."""
     chosen = {task.title: picked(task, source.reference) for task in tasks}
     title = "esper: " + "; ".join(dict.fromkeys([*(task.name for task in tasks), *(run.task for run in runs)]))
-    sections = [Section("The question", _question(tasks, chosen, source.remarks))]
+    sections = [Section("The question", _question(tasks, chosen))] if tasks else []
+    if source.remarks:
+        sections.append(Section("Remarks", [Text(remark) for remark in source.remarks]))
     for number, task in enumerate(tasks):
         with_name = "" if len(tasks) == 1 else f"{task.title}: "
         main = chosen[task.title]
@@ -92,7 +94,7 @@ def verdict(gap: Estimate, seeds: int) -> str:
     return "better" if gap.value > 0 else "worse"
 
 
-def _question(tasks: Sequence[Task], chosen: Mapping[str, str], remarks: Sequence[str]) -> list[Block]:
+def _question(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
     blocks: list[Block] = [
         Text(
             "Does growth as one controller decides it beat other ways to spend the same steps of training, per "
@@ -118,7 +120,7 @@ def _question(tasks: Sequence[Task], chosen: Mapping[str, str], remarks: Sequenc
         growth = np.mean([line["parameters"] / line["host_parameters"] for line in lines])
         size = f"with {growth:.2f} times the host's parameters at the end"
         blocks.append(Text(f"**{task.title}: {main}, {size}, {found or 'stands alone'}.**"))
-    return [*blocks, *(Text(remark) for remark in remarks)]
+    return blocks
 
 
 def _results(task: Task) -> list[Block]:
@@ -163,7 +165,8 @@ def _differences(task: Task, main: str) -> list[Block]:
         "probability that an episode scores above one of the other arm, whatever the seeds (Mann-Whitney). Parameters "
         f"and FLOPs are factors: what {main} has over what the other has."
     )
-    return [Table(header, rows), Text(f"{words} {_unit(len(ours.learners)) if main == 'ppo' else ''}".strip())]
+    unit = "" if ours.learners == [None] else f" {_unit(len(ours.learners))}"
+    return [Table(header, rows), Text(words + unit)]
 
 
 def _unit(count: int) -> str:
@@ -230,18 +233,17 @@ def _protocol(tasks: Sequence[Task], source: Source) -> list[Block]:
                 f"{_told(data)}; optimizer {_told(task.config.get('optimizer', {}))}."
             )
         )
-    blocks.append(
-        Text(
+    if tasks:
+        words = (
             "Controllers learn on other seeds than these. The test split, where it is used, is read once per episode, "
             "at its end; rewards, controllers and every choice see the validation split alone. Intervals are "
             f"percentile bootstraps of {DRAWS:,} draws from a fixed seed, widened for few units (Hesterberg, 2015), "
             "and not adjusted for the number of comparisons. "
             f"A win is claimed where the interval of the paired difference excludes zero, on {ENOUGH} seeds or more."
         )
-    )
-    names = dict.fromkeys(name for task in tasks for name in task.arms)
-    meanings = [[name, ARMS[name].meaning if name in ARMS else "-"] for name in names]
-    blocks.append(Table(("arm", "what it is"), meanings))
+        names = dict.fromkeys(name for task in tasks for name in task.arms)
+        meanings = [[name, ARMS[name].meaning if name in ARMS else "-"] for name in names]
+        blocks += [Text(words), Table(("arm", "what it is"), meanings)]
     if source.commands:
         blocks += [Text("Commands:"), Code(source.commands)]
     if source.versions:

@@ -15,16 +15,17 @@ def singly(task: Task, main: str) -> list[Block]:
     if len(learners) < 2:
         return []
     others = {name: results for name, results in task.arms.items() if results.learners == [None]}
-    rows = []
-    for name, learner in zip(distinct(learners), learners, strict=True):
-        own = {place: line for place, line in task.arms[main].lines.items() if place[0] == learner}
+    lines, rows = task.arms[main].lines, []
+    named = {name: {place: line for place, line in lines.items() if place[0] == learner}
+             for name, learner in zip(distinct(learners), learners, strict=True)}  # fmt: skip
+    for name, own in {**named, "all": lines}.items():
         mine = Results(main, own)
         score, size = mine.figure("score"), mine.figure("parameters")
         gaps = [shared([mine], [other]) for other in others.values()]
         cells = ["-" if not ours else _interval(difference(ours, theirs)) for ours, theirs in gaps]
         told = "-" if score is None else f"{score.value:.2f} [{score.low:.2f}, {score.high:.2f}]"
         rows.append([name, told, "-" if size is None else f"{size.value:,.0f}", *cells])
-    words = f"Each trained controller by itself: its score, and how far it is from arms without one; {main} is all."
+    words = "Each trained controller by itself" + (", and how far it is from arms without one." if others else ".")
     return [Text(words), Table(("controller", "score", "parameters", *(f"- {name}" for name in others)), rows)]
 
 

@@ -2,9 +2,10 @@
 
 from esper.learners.learner import Learner, keep, load_learner, load_learners
 from esper.learners.origin import locate
-from esper.learners.task import absolute, as_trained, beside, differences, named, task_of
+from esper.learners.task import ELSEWHERE, absolute, as_trained, beside, differences, named, task_of
 
 __all__ = [
+    "ELSEWHERE",
     "Learner",
     "absolute",
     "as_trained",

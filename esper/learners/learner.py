@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from esper.config import build
+from esper.config import build, grows
 from esper.controllers import Policy
 from esper.learners.origin import NEEDED, label_of, locate, origin_of
 from esper.learners.task import ELSEWHERE, TASK, task_of
@@ -19,6 +19,7 @@ from esper.ppo import AtomicIO, read_checkpoint
 from esper.resume import key_of
 
 PREFIX = "policy."  # of its weights in a checkpoint
+WAY = ("policy", "ppo", "collector", "seed", "rounds")  # keys that say how a controller was trained on its task
 
 
 @dataclass(frozen=True)
@@ -58,39 +59,38 @@ def load_learner(name: str, layout: Layout) -> Learner:
 
 def load_learners(names: Sequence[str], layout: Layout) -> list[Learner]:
     """Several trained controllers; each must come from a run of its own, or they would count for more than they are."""
-    found: dict[Path, str] = {}
+    found: dict[str, str] = {}
     for name in names:
-        place = origin_of(locate(name)).place.resolve()
-        if place in found:
-            raise ValueError(f"ckpt: {found[place]} and {name} are of one run; each must be a controller of its own.")
-        found[place] = name
-    learners = [load_learner(name, layout) for name in names]
-    same: dict[str, str] = {}
-    for name, learner in zip(names, learners, strict=True):
-        if learner.weights in same:
-            raise ValueError(f"ckpt: {same[learner.weights]} and {name} have the same weights; each must be its own.")
-        same[learner.weights] = name
-    return learners
+        run = origin_of(locate(name)).identity
+        if run in found:
+            raise ValueError(f"ckpt: {found[run]} and {name} are of one run; each must be a controller of its own.")
+        found[run] = name
+    return [load_learner(name, layout) for name in names]
 
 
 def keep(name: str, path: Path) -> int:
     """Write a trained controller as one file that needs no run beside it; gives its size in bytes.
 
-    It holds the policy's weights and statistics, what it was trained on and with, and what its rounds came to and cost,
-    but nothing of the optimizer: it can be played anywhere, not trained further.
+    It holds the policy's weights and statistics, how it was trained, and what its rounds came to and cost, but nothing
+    of the optimizer: it can be played anywhere, not trained further.
     """
     if path.exists():
         raise ValueError(f"{path}: exists already.")
     source = locate(name)
     origin, found = origin_of(source), read_checkpoint(source)
+    if not grows(origin.config):
+        raise ValueError(f"{name}: was trained on {origin.config.environment._target_}, which grows no hosts.")
     told = found["esper"]
-    wanted = (*TASK, "policy")
+    config = OmegaConf.masked_copy(origin.config, [*TASK, *WAY])
+    for key in ELSEWHERE:
+        if OmegaConf.select(config, key) is not None:
+            OmegaConf.update(config, key, None)
     content = {
         "esper": {
             **{key: told[key] for key in ("version", "layout", "sizes", "seed", "counters")},
             "origin": {
                 "overrides": [override for override in origin.overrides if key_of(override) not in ELSEWHERE],
-                "config": OmegaConf.to_container(OmegaConf.masked_copy(origin.config, list(wanted)), resolve=False),
+                "config": OmegaConf.to_container(config, resolve=False),
                 "trained_on": origin.trained_on,
                 "rounds": [{key: line[key] for key in NEEDED if key in line} for line in origin.rounds],
             },

@@ -1,5 +1,6 @@
 """Where a trained controller came from: its run's directory, or, where it was kept as one file, that file itself."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from esper.controllers import Policy
 from esper.ppo import LAST, read_checkpoint
-from esper.records import read
-from esper.resume import overrides_of, presets
+from esper.records import HELD_OUT, read_rounds
+from esper.resume import overrides_of, presets, read_yaml
 
 PRETRAINED = "pretrained"  # a checkpoint of this name is the one that comes with esper
 SHIPPED = Path(__file__).parent.parent / "pretrained" / "cifar_ppo.pt"
 BACKWARD = 3  # an update's pass forward and back, in passes forward
 TIMES = ("time/environment", "time/policy", "time/update")
-HELD_OUT = ("validation/greedy_score", "validation/sampled_score")
-NEEDED = ("round", "decisions", "episode/score", "episode/gflops", "policy/epochs", *TIMES, *HELD_OUT)
+SCORES = tuple(f"validation/{kind}_score" for kind in HELD_OUT)
+NEEDED = ("round", "decisions", "episode/score", "episode/gflops", "policy/epochs", *TIMES, *SCORES)
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,15 @@ class Origin:
         A policy that need not hurry may wait a little likelier than act, and so, taken at its likeliest, wait for ever.
         Without such episodes it is taken as it learned: drawn from.
         """
-        scores = [[line.get(name) for name in HELD_OUT] for line in self._until(rounds)]
+        scores = [[line.get(name) for name in SCORES] for line in self._until(rounds)]
         known = [(greedy, sampled) for greedy, sampled in scores if greedy is not None and sampled is not None]
         return bool(known) and known[-1][0] >= known[-1][1]
+
+    @property
+    def identity(self) -> str:
+        """Tells its run from all others, whatever file of it this is: by what its first round came to, and took."""
+        first = {key: self.rounds[0].get(key) for key in NEEDED} if self.rounds else str(self.place.resolve())
+        return json.dumps(first)
 
     def _until(self, rounds: int) -> list[Mapping[str, Any]]:
         return [line for line in self.rounds if line["round"] <= rounds]
@@ -80,8 +87,7 @@ def origin_of(checkpoint: Path) -> Origin:
         config = OmegaConf.create(told["config"])
         return Origin(checkpoint, told["overrides"], config, told["trained_on"], told["rounds"])
     run = _run_of(checkpoint)
-    rounds = list(read(run / "rounds.jsonl")) if (run / "rounds.jsonl").is_file() else []
-    return Origin(run, overrides_of(run), _config_of(run), presets(run), rounds)
+    return Origin(run, overrides_of(run), _config_of(run), presets(run), read_rounds(run / "rounds.jsonl"))
 
 
 def _run_of(checkpoint: Path) -> Path:
@@ -93,7 +99,7 @@ def _run_of(checkpoint: Path) -> Path:
 
 
 def _config_of(run: Path) -> DictConfig:
-    config = OmegaConf.load(run / ".hydra" / "config.yaml")
+    config = read_yaml(run / ".hydra" / "config.yaml")
     if not isinstance(config, DictConfig) or "policy" not in config:
         raise ValueError(f"ckpt: {run}/.hydra/config.yaml is no configuration of a run that trained a policy.")
     return config

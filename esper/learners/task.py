@@ -45,17 +45,24 @@ def _absolute(argument: str) -> str:
     names = _typed(argument)
     if names is None or not all(name == PRETRAINED or Path(name).exists() for name in names):
         return argument  # what is wrong with it is said elsewhere
-    found = [name if name == PRETRAINED else str(run.resolve()) for name in names for run in runs_in(Path(name))]
+    found = [run for name in names for run in ([name] if name == PRETRAINED else _runs(name))]
     inside = ",".join("'{}'".format(name.replace("'", "\\'")) for name in found)
     return f"ckpt=[{inside}]"
+
+
+def _runs(name: str) -> list[str]:
+    return [str(run.resolve()) for run in runs_in(Path(name))]
 
 
 def _typed(argument: str) -> list[str] | None:
     """The checkpoints that an argument names; None if Hydra would not understand it."""
     try:
-        return named(OverridesParser.create().parse_override(argument).value())
+        override = OverridesParser.create().parse_override(argument)
     except OverrideParseException:
         return None
+    if override.is_sweep_override():
+        raise ValueError(f"{argument}: several checkpoints are written as a list, ckpt=[A,B].")
+    return named(override.value())
 
 
 def task_overrides(names: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from esper.telemetry.anomalies import Anomalies, Attention
 from esper.telemetry.dashboard import Dashboard
 from esper.telemetry.episodes import EpisodeRecords, Episodes
+from esper.telemetry.glossary import HEALTHY_KL
 from esper.telemetry.health import Health
 from esper.telemetry.picture import draw_rounds
 from esper.telemetry.progress import Progress
@@ -10,6 +11,7 @@ from esper.telemetry.rounds import RoundRecords, conclusion
 from esper.telemetry.timeline import timeline
 
 __all__ = [
+    "HEALTHY_KL",
     "Anomalies",
     "Attention",
     "Dashboard",

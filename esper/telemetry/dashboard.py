@@ -11,6 +11,7 @@ from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from esper.ppo import PPO, Rollout
+from esper.records import HELD_OUT
 from esper.telemetry.anomalies import Attention
 from esper.telemetry.episodes import Episodes
 from esper.telemetry.glossary import layout
@@ -80,7 +81,7 @@ class Dashboard(Callback):
 
     def _introduce(self, writer: SummaryWriter, module: PPO) -> None:
         """Pages, configuration and hyperparameters; a resumed run says them again, since they may not have been."""
-        held_out = [f"validation/{kind}_score" for kind in ("sampled", "greedy")]
+        held_out = [f"validation/{kind}_score" for kind in HELD_OUT]
         writer.add_custom_scalars(layout([*module.latest, *held_out]))
         rows = [f"| {key} | {value} |" for key, value in self._settings.items()]
         writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]), module.counters.decisions)

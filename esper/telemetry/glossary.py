@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAGES = ("Controller", "Episodes", "Seeds", "Reward", "Health", "Time")
+HEALTHY_KL = (0.003, 0.03)  # of an update: enough to learn from, no more than a round can tell
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("policy/op_{op}", "Controller", "share of each op", "how often each op was chosen", "no op near 1 for long"),
     Metric("policy/entropy_{head}", "Controller", "entropy", "of a head where it had a choice, as a share of the most", "falls slowly; above 0.1"),
     Metric("policy/usage_{head}", "Controller", "usage", "share of decisions in which the head took part with a choice"),
-    Metric("policy/kl", "Controller", "KL", "between the acting and the updated policy", "0.005 to 0.05"),
+    Metric("policy/kl", "Controller", "KL", "between the acting and the updated policy", "{} to {}".format(*HEALTHY_KL)),
     Metric("policy/kl_{head}", "Controller", "KL by head", "the part of each head"),
     Metric("policy/clipped_{head}", "Controller", "clipped", "share of ratios outside the clip range", "below 0.3"),
     Metric("policy/ratio_max", "Controller", "ratio", "largest ratio in the last pass", "below 5"),

@@ -7,6 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from esper.records import HELD_OUT
+
 
 def draw_rounds(rounds: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     """`rounds` are lines of rounds.jsonl."""
@@ -15,7 +17,7 @@ def draw_rounds(rounds: Sequence[dict[str, Any]], title: str, path: Path) -> Non
     axes = figure.subplots(2, 2)
     decisions = [line["decisions"] for line in rounds]
     _curve(axes[0, 0], rounds, "episode/score", "training episodes")
-    for kind in ("sampled", "greedy"):
+    for kind in HELD_OUT:
         seen = [line for line in rounds if line.get(f"validation/{kind}_score") is not None]
         where = [line["decisions"] for line in seen]
         if seen:

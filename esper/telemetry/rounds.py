@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.table import Table
 
 from esper.ppo import PPO
+from esper.records import HELD_OUT
 from esper.telemetry.lines import RoundFile
 
 
@@ -68,7 +69,7 @@ def conclusion(rounds: Sequence[dict[str, Any]], held_out: Mapping[str, float], 
     for label, lines in parts.items():
         seen = [[line[f"episode/{name}"] for line in lines if line[f"episode/{name}"] is not None] for name in names]
         table.add_row(label, *[f"{sum(values) / len(values):.2f}" if values else "-" for values in seen])
-    for kind in ("sampled", "greedy"):
+    for kind in HELD_OUT:
         if f"validation/{kind}_score" in held_out:
             table.add_row(f"held out, {kind}", *[f"{held_out[f'validation/{kind}_{name}']:.2f}" for name in names])
     return table

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from esper.evaluation.training import Training, curves, named, table
 
 
@@ -33,7 +35,7 @@ def test_without_scores_a_run_is_told_by_its_returns() -> None:
 def test_runs_are_called_by_what_sets_them_apart() -> None:
     first = ("a", ["+experiment=x", "seed=0", "ppo.lr=1"])
     assert named([first, ("b", ["+experiment=x", "seed=1", "ppo.lr=1"])]) == ["seed=0", "seed=1"]
-    assert named([first, ("b", first[1])]) == ["a", "b"]
+    assert named([("/x/a", first[1]), ("/x/b", first[1])]) == ["a", "b"]
     assert named([first]) == ["a"]
     assert named([]) == []
 
@@ -42,4 +44,6 @@ def test_curves_draw_every_run_and_the_mean_of_rounds_that_all_have() -> None:
     scores = curves([run(4), run(6)]).axes[0]
     drawn = {str(line.get_label()): list(line.get_xdata()) for line in scores.get_lines() if line.get_linewidth() > 2}
     assert drawn == {"mean": [1, 2, 3, 4]}
+    apart = curves([replace(run(4), settings=settings) for settings in ("", "", "other", "other")]).axes[0]
+    assert len([line for line in apart.get_lines() if line.get_label() == "mean"]) == 2
     assert "mean" not in {line.get_label() for line in curves([run(4)]).axes[0].get_lines()}

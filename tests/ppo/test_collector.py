@@ -182,6 +182,8 @@ def test_bad_settings_are_refused() -> None:
         ({"target_kl": 0.0}, "ppo.target_kl=0.0"),
         ({"value_loss": "cubic"}, "ppo.value_loss=cubic: must be one of clipped, huber, squared"),
         ({"head_weighting": "none"}, "ppo.head_weighting=none: must be one of active, joint"),
+        ({"foretells": "all"}, "ppo.foretells=all: must be one of episode, rest, null"),
+        ({"foretells": "episode", "gamma": 0.9}, "ppo.foretells=episode: must be rest where gamma=0.9 discounts"),
         ({"entropy": -1.0}, "ppo.entropy=-1.0: must be at least 0"),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -9,7 +9,7 @@ from esper.ppo import PPO, DivergedError, ReturnScale, Rollout
 from esper.ppo.module import ADAM_EPS, KL_MARGIN, PATIENCE
 from esper.ppo.update import Counts, piece, prepare
 from tests.controllers.nets import draws
-from tests.ppo.worlds import Locks, fit, learner, played
+from tests.ppo.worlds import Locks, fit, learner, played, settings
 
 
 def ready(world: Locks | None = None, **changes: Any) -> tuple[PPO, Rollout, Any]:
@@ -104,6 +104,39 @@ def test_a_heads_loss_is_its_mean_over_active_steps_or_over_all() -> None:
     by_head = gains.sum((0, 1))
     assert losses["active"] == pytest.approx((by_head / targets.active.sum((0, 1)).clamp(min=1)).sum().item(), rel=1e-3)
     assert losses["joint"] == pytest.approx((by_head / rollout.valid.sum()).sum().item(), rel=1e-3)
+
+
+def test_a_critic_of_whole_episodes_learns_what_they_come_to_and_one_of_the_rest_what_is_left() -> None:
+    for foretells in ("episode", "rest"):
+        module, rollout, _ = ready(foretells=foretells, lam=1.0, gamma=1.0)
+        targets = prepare(rollout, module.policy, module.scale, module.settings)
+        wholes, rests = rollout.reward.sum(1, keepdim=True), rollout.reward.flip(1).cumsum(1).flip(1)
+        wanted = (wholes if foretells == "episode" else rests).expand_as(rollout.reward)
+        found = module.scale.unscaled(targets.returns)
+        torch.testing.assert_close(found[rollout.valid], wanted[rollout.valid], atol=1e-4, rtol=1e-4)
+
+
+def test_what_was_paid_already_teaches_nothing_whatever_the_critic_foretells() -> None:
+    module, rollout, _ = ready(foretells="rest", gamma=1.0)
+    paid = rollout.reward.cumsum(1)
+    shifted = replace(
+        rollout,
+        value=module.scale.scaled(module.scale.unscaled(rollout.value) + paid - rollout.reward),
+        next_value=module.scale.scaled(module.scale.unscaled(rollout.next_value) + paid),
+    )
+    whole, _, _ = ready(foretells="episode", gamma=1.0)
+    whole.scale.load_state_dict(module.scale.state_dict())
+    rest = prepare(rollout, module.policy, module.scale, module.settings)
+    same = prepare(shifted, whole.policy, whole.scale, whole.settings)
+    torch.testing.assert_close(same.advantages, rest.advantages, atol=1e-4, rtol=1e-4)
+    for figure in ("losses/explained_variance", "policy/return_mean", "policy/value_std"):
+        assert same.figures[figure] == pytest.approx(rest.figures[figure], abs=1e-4)
+
+
+def test_whole_episodes_are_foretold_where_nothing_is_discounted() -> None:
+    assert settings(foretells=None, gamma=1.0).whole
+    assert not settings(foretells=None, gamma=0.99).whole
+    assert not settings(foretells="rest", gamma=1.0).whole
 
 
 def test_advantages_are_normalised_over_decision_steps_only() -> None:
