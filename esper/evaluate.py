@@ -88,7 +88,7 @@ def main(config: DictConfig) -> None:
     resumed = config.resume is not None
     try:
         if resumed:
-            config, changes = overridden(config, directory, EVALUATION)
+            config, changes = overridden(config, directory, EVALUATION, overrides)
             for change in changes:
                 console.print(f"changed     {change}", soft_wrap=True)
         else:

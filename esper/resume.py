@@ -124,14 +124,21 @@ def presets(directory: Path) -> str:
     return f"{choices.get('host', 'a host')} on {choices.get('data', 'some data')}"
 
 
-def overridden(typed: DictConfig, directory: Path, kind: Kind = RUN) -> tuple[DictConfig, list[str]]:
+def overridden(
+    typed: DictConfig, directory: Path, kind: Kind = RUN, overrides: Sequence[str] = ()
+) -> tuple[DictConfig, list[str]]:
     """The saved configuration with what was typed now, and how it differs.
 
-    `typed` is composed from all overrides, earlier and new; what the new ones change in it, they change in the saved.
+    `typed` is composed from all `overrides`, earlier and new; what the new ones change in it, they change in the saved.
     """
     saved = OmegaConf.load(directory / ".hydra" / "config.yaml")
     assert isinstance(saved, DictConfig)
-    before, after = flat(compose_config(kind.config, overrides_of(directory))), flat(typed)
+    earlier = overrides_of(directory)
+    before, after = flat(compose_config(kind.config, earlier)), flat(typed)
+    there = flat(saved)
+    for key in (key_of(override) for override in overrides if override not in earlier):
+        if key in before and key in there:
+            before[key] = there[key]  # a preset may have changed since; what is typed wins over what was saved
     after["resume"] = before["resume"] = None
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     for key in changed:

@@ -234,7 +234,7 @@ def main(config: DictConfig) -> float | None:
     try:
         resumed = config.resume is not None
         if resumed:
-            config, changes = overridden(config, directory)
+            config, changes = overridden(config, directory, overrides=running.overrides.task)
             for change in changes:
                 console.print(f"changed     {change}", soft_wrap=True)
         figures = train(config, directory, console, list(running.overrides.task) if resumed else None)

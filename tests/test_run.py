@@ -234,6 +234,18 @@ def test_overrides_of_a_resumed_run_reach_into_its_experiment_and_are_kept(tmp_p
     assert "ppo.lr=0.2" not in overrides_of(tmp_path)
 
 
+def test_what_is_typed_wins_over_what_was_saved_where_a_preset_has_changed_since(tmp_path: Path) -> None:
+    first = ["+experiment=cartpole_memory"]
+    (tmp_path / ".hydra").mkdir()
+    saved, preset = compose_config("run", [*first, "rounds=999"]), compose_config("run", first).rounds
+    save(saved, tmp_path, first)  # as if the preset had had 999 rounds then
+    config, changes = overridden(compose_config("run", first), tmp_path, overrides=first)
+    assert (config.rounds, changes) == (999, [])
+    again = [*first, f"rounds={preset}"]
+    config, changes = overridden(compose_config("run", again), tmp_path, overrides=again)
+    assert (config.rounds, changes) == (preset, [f"rounds: 999 -> {preset}"])
+
+
 def test_a_corrupt_checkpoint_is_refused_and_kept(whole: tuple[Path, str], tmp_path: Path) -> None:
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     (tmp_path / "run/.hydra").mkdir()

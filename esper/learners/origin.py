@@ -13,8 +13,11 @@ from esper.ppo import LAST, read_checkpoint
 from esper.records import HELD_OUT, read_rounds
 from esper.resume import overrides_of, presets, read_yaml
 
-PRETRAINED = "pretrained"  # a checkpoint of this name is the one that comes with esper
-SHIPPED = Path(__file__).parent.parent / "pretrained" / "cifar_ppo.pt"
+SHIPPED = Path(__file__).parent.parent / "pretrained"
+PRETRAINED = {  # the controllers that come with esper, by the names that ckpt has for them
+    "pretrained": SHIPPED / "cifar_ppo_0.pt",
+    **{f"pretrained/{seed}": SHIPPED / f"cifar_ppo_{seed}.pt" for seed in range(3)},
+}
 BACKWARD = 3  # an update's pass forward and back, in passes forward
 TIMES = ("time/environment", "time/policy", "time/update")
 SCORES = tuple(f"validation/{kind}_score" for kind in HELD_OUT)
@@ -64,20 +67,20 @@ class Origin:
 
 
 def locate(name: str) -> Path:
-    """The checkpoint that is meant by its own path, by its run's directory, or as the one that comes with esper."""
-    if name == PRETRAINED:
-        return SHIPPED
+    """The checkpoint that is meant by its own path, by its run's directory, or as one that comes with esper."""
+    if name in PRETRAINED:
+        return PRETRAINED[name]
     path = Path(name)
     found = path / "checkpoints" / LAST if path.is_dir() else path
     if not found.is_file():
         wanted = f"it has no checkpoints/{LAST}" if path.is_dir() else "there is no such file"
-        raise ValueError(f"ckpt={name}: must be a checkpoint, the directory of a run, or {PRETRAINED}; {wanted}.")
+        raise ValueError(f"ckpt={name}: must be a checkpoint, the directory of a run, or pretrained; {wanted}.")
     return found
 
 
 def label_of(name: str) -> str:
     """By which episodes name a controller."""
-    return name if name == PRETRAINED else str(locate(name).resolve())
+    return name if name in PRETRAINED else str(locate(name).resolve())
 
 
 def origin_of(checkpoint: Path) -> Origin:

@@ -43,9 +43,9 @@ def absolute(arguments: Sequence[str]) -> list[str]:
 
 def _absolute(argument: str) -> str:
     names = _typed(argument)
-    if names is None or not all(name == PRETRAINED or Path(name).exists() for name in names):
+    if names is None or not all(name in PRETRAINED or Path(name).exists() for name in names):
         return argument  # what is wrong with it is said elsewhere
-    found = [run for name in names for run in ([name] if name == PRETRAINED else _runs(name))]
+    found = [run for name in names for run in ([name] if name in PRETRAINED else _runs(name))]
     inside = ",".join("'{}'".format(name.replace("'", "\\'")) for name in found)
     return f"ckpt=[{inside}]"
 
