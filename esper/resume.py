@@ -114,7 +114,8 @@ def read_yaml(path: Path) -> Any:
 def overrides_of(directory: Path) -> list[str]:
     """What a run was started and resumed with."""
     found = read_yaml(directory / ".hydra" / "overrides.yaml")
-    return [str(override) for override in found] if isinstance(found, ListConfig) else []
+    plain = OmegaConf.to_container(found, resolve=False) if isinstance(found, ListConfig) else []
+    return [str(override) for override in plain] if isinstance(plain, list) else []
 
 
 def presets(directory: Path) -> str:
