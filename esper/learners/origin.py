@@ -14,9 +14,10 @@ from esper.records import HELD_OUT, read_rounds
 from esper.resume import overrides_of, presets, read_yaml
 
 SHIPPED = Path(__file__).parent.parent / "pretrained"
+_FILES = {path.stem.rpartition("_")[2]: path for path in sorted(SHIPPED.glob("cifar_ppo_*.pt"))}  # by their seed
 PRETRAINED = {  # the controllers that come with esper, by the names that ckpt has for them
-    "pretrained": SHIPPED / "cifar_ppo_0.pt",
-    **{f"pretrained/{seed}": SHIPPED / f"cifar_ppo_{seed}.pt" for seed in range(3)},
+    **{"pretrained": path for path in list(_FILES.values())[:1]},
+    **{f"pretrained/{seed}": path for seed, path in _FILES.items()},
 }
 BACKWARD = 3  # an update's pass forward and back, in passes forward
 TIMES = ("time/environment", "time/policy", "time/update")

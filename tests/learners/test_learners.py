@@ -1,0 +1,114 @@
+"""Trained controllers as files: what is kept plays as its run does, and one comes with the package."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.config import build_environment, compose_config
+from esper.learners import absolute, beside, load_learner, load_learners
+from esper.learners.__main__ import main
+from esper.lifecycle import Layout
+from esper.records import read
+from tests.evaluation.kit import TASK, evaluated, trained
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("trained"), "environment.threads=1", "validate_every=2")
+
+
+@pytest.fixture(scope="module")
+def layout() -> Layout:
+    return build_environment(compose_config("evaluate", TASK)).layout
+
+
+def kept(run: Path, path: Path) -> Path:
+    main([str(run), str(path)])
+    return path
+
+
+def test_a_kept_controller_plays_as_its_run_does_with_nothing_beside_it(
+    run: Path, tmp_path: Path, layout: Layout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    shutil.copytree(run, gone)
+    path = kept(gone, tmp_path / "controller.pt")
+    assert f"python -m esper.evaluate ckpt={path}" in capsys.readouterr().out
+    shutil.rmtree(gone)
+    whole = load_learner(str(run), layout)
+    alone = load_learner(str(path), layout)
+    assert {**alone.about, "command": None} == {**whole.about, "command": None}
+    assert alone.about["gflops"] > 0
+    assert alone.task == whole.task
+    assert (alone.weights, alone.label) == (whole.weights, str(path))
+    few = ("controllers=[ppo]", "episodes=1")
+    evaluated(tmp_path / "a", *few, f"ckpt={run}")
+    evaluated(tmp_path / "b", *few, f"ckpt={path}")
+    (first,), (second,) = read(tmp_path / "a/episodes.jsonl"), read(tmp_path / "b/episodes.jsonl")
+    assert first["steps"] == second["steps"]
+
+
+def test_a_kept_controller_is_plain_and_holds_only_the_policy_and_its_task(run: Path, tmp_path: Path) -> None:
+    path = kept(run, tmp_path / "controller.pt")
+    found = torch.load(path, weights_only=True)
+    assert set(found) == {"esper", "state_dict"}
+    assert all(name.startswith("policy.") for name in found["state_dict"])
+    origin = found["esper"]["origin"]
+    assert "host=cifar_blind" in origin["overrides"]
+    assert not [o for o in origin["overrides"] if o.startswith(("environment.threads", "environment.envs"))]
+    assert not {"callbacks", "logger", "trainer"} & set(origin["config"])
+    typed = beside([f"ckpt={path}"])
+    assert "host=cifar_blind" in typed
+    assert path.stat().st_size < (run / "checkpoints/last.ckpt").stat().st_size
+
+
+def test_what_cannot_be_kept_is_refused_in_one_sentence(run: Path, tmp_path: Path) -> None:
+    path = kept(run, tmp_path / "controller.pt")
+    before = path.read_bytes()
+    with pytest.raises(SystemExit, match=r"controller\.pt: exists already\.$"):
+        main([str(run), str(path)])
+    assert path.read_bytes() == before
+    with pytest.raises(SystemExit, match="must be a checkpoint, the directory of a run, or pretrained"):
+        main([str(tmp_path / "nowhere"), str(tmp_path / "other.pt")])
+    with pytest.raises(SystemExit, match=r"controller\.pt: File exists\.$"):
+        main([str(run), str(path / "other.pt")])
+
+
+def test_one_controller_in_two_places_counts_once(run: Path, tmp_path: Path, layout: Layout) -> None:
+    path = kept(run, tmp_path / "controller.pt")
+    other = kept(run / "checkpoints/best.ckpt", tmp_path / "best.pt")
+    for names in ([str(run), str(path)], [str(path), str(other)]):
+        with pytest.raises(ValueError, match="are of one run; each must be a controller of its own"):
+            load_learners(names, layout)
+
+
+def test_what_is_kept_can_be_kept_again_and_says_how_it_was_trained(run: Path, tmp_path: Path) -> None:
+    again = kept(kept(run, tmp_path / "once.pt"), tmp_path / "twice.pt")
+    once, twice = (torch.load(path, weights_only=True)["esper"]["origin"] for path in (tmp_path / "once.pt", again))
+    assert once == twice
+    assert once["config"]["ppo"]["epochs"] == 1
+    assert once["config"]["environment"]["threads"] is None  # of that machine
+
+
+def test_a_controller_of_something_else_is_not_kept(tmp_path: Path, run: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    text = (copy / ".hydra/config.yaml").read_text()
+    (copy / ".hydra/config.yaml").write_text(text.replace("esper.environment.Environment", "esper.gym.Gymnasium"))
+    with pytest.raises(SystemExit, match=r"was trained on esper\.gym\.Gymnasium, which grows no hosts"):
+        main([str(copy), str(tmp_path / "other.pt")])
+
+
+def test_a_sweep_names_the_controllers_of_all_its_jobs_in_order(tmp_path: Path) -> None:
+    for job in (10, 9, 0):
+        (tmp_path / f"sweep/{job}/.hydra").mkdir(parents=True)
+        (tmp_path / f"sweep/{job}/.hydra/config.yaml").touch()
+    assert absolute([f"ckpt={tmp_path}/sweep"]) == [f"ckpt=['{tmp_path}/sweep']"]  # only many runs
+    (tmp_path / "sweep/multirun.yaml").touch()
+    inside = ",".join(f"'{tmp_path}/sweep/{job}'" for job in (0, 9, 10))
+    assert absolute([f"ckpt={tmp_path}/sweep"]) == [f"ckpt=[{inside}]"]
+    assert absolute([f"ckpt={tmp_path}/sweep/9"]) == [f"ckpt=['{tmp_path}/sweep/9']"]
+    with pytest.raises(ValueError, match=r"ckpt=a,b: several checkpoints are written as a list, ckpt=\[A,B\]\.$"):
+        absolute(["ckpt=a,b"])
