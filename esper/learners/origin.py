@@ -16,7 +16,7 @@ from esper.resume import overrides_of, presets, read_yaml
 SHIPPED = Path(__file__).parent.parent / "pretrained"
 _FILES = {path.stem.rpartition("_")[2]: path for path in sorted(SHIPPED.glob("cifar_ppo_*.pt"))}  # by their seed
 PRETRAINED = {  # the controllers that come with esper, by the names that ckpt has for them
-    **{"pretrained": path for path in list(_FILES.values())[:1]},
+    **dict(zip(["pretrained"], _FILES.values(), strict=False)),
     **{f"pretrained/{seed}": path for seed, path in _FILES.items()},
 }
 BACKWARD = 3  # an update's pass forward and back, in passes forward
