@@ -3,10 +3,13 @@
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, HydraException, InstantiationException, MissingConfigException
 from hydra.utils import get_class, get_object, instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -29,6 +33,7 @@ from esper.rewards import terms as reward_terms
 from esper.telemetry.glossary import GLOSSARY, find
 
 _PACKAGED = Path(__file__).parent / "conf"  # in an installed wheel
+OURS = ("hydra", "main", "schema")  # where Hydra finds configuration by itself
 CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
 
 
@@ -50,9 +55,24 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose(config_name=name, overrides=list(overrides))
+            return compose(config_name=name, overrides=[*overrides, *_elsewhere()])
     finally:
         GlobalHydra.instance().hydra = running
+
+
+def _elsewhere() -> list[str]:
+    """The directories of configuration that the running application was given besides ours, as an override."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    given = [f"'{source.schema}://{source.path}'" for source in sources if source.provider not in OURS]
+    return [f"hydra.searchpath=[{','.join(given)}]"] if given else []
+
+
+def import_plugins(config: DictConfig) -> None:
+    """Import the modules of the user's own that register blueprints."""
+    for name in config.slots.get("plugins", []):
+        if find_spec(name.partition(".")[0]) is None or find_spec(name) is None:
+            raise ValueError(f"slots.plugins: there is no module {name}; its directory must be here or on PYTHONPATH.")
+        import_module(name)
 
 
 def _groups() -> list[str]:
@@ -90,6 +110,7 @@ def build(node: DictConfig, **changes: object) -> Any:
 
 def check(config: DictConfig) -> None:
     """Refuse a configuration that cannot work, in one sentence, before data is loaded or anything is built."""
+    import_plugins(config)
     for key in ("envs", "steps", "batch", "batches", "validation_batch", "gradient_stride"):
         value = config.environment[key]
         if not isinstance(value, int) or value < 1:
@@ -206,6 +227,7 @@ def build_world(config: DictConfig) -> Any:
 def entry(main: Callable[[], None], name: str) -> None:
     """Run a Hydra application; what it cannot understand of the command line is said in one sentence."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # lets its errors come here
+    warnings.filterwarnings("ignore", ".*is validated against ConfigStore schema")  # our launchers, by their plugins
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:

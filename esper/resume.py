@@ -11,7 +11,8 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from esper.config import compose_config
 
-OUTPUTS = Path("outputs")
+OUTPUTS, MULTIRUN = Path("outputs"), Path("multirun")
+SWEEP = {"-m", "--multirun"}
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,11 @@ def prepared(arguments: Sequence[str], kind: Kind = RUN) -> list[str]:
     wanted = [argument.partition("=")[2] for argument in rest if key_of(argument) == "resume"]
     if not wanted or wanted[-1] in ("null", ""):
         return rest + debug
-    if {"-m", "--multirun"} & set(rest):
-        raise SystemExit(f"resume={wanted[-1]}: goes on with one {kind.word}; it cannot be given to a sweep.")
+    if SWEEP & set(rest):
+        if kind is not RUN:
+            raise SystemExit(f"resume={wanted[-1]}: goes on with one {kind.word}; it cannot be given to a sweep.")
+        typed = [argument for argument in rest if key_of(argument) != "resume" and argument not in SWEEP]
+        return ["-m", *_again(typed, find_sweep(wanted[-1])), *debug]
     directory = find(wanted[-1], kind)
     earlier = overrides_of(directory)
     typed = [argument for argument in rest if key_of(argument) != "resume"]
@@ -75,7 +79,20 @@ def prepared(arguments: Sequence[str], kind: Kind = RUN) -> list[str]:
     anew = {key_of(argument) for argument in typed}
     kept = [override for override in earlier if key_of(override) not in anew]
     quoted = str(directory).replace("'", "\\'")
-    return [*kept, *typed, f"resume='{quoted}'", f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"]
+    own = [*kept, f"resume='{quoted}'", f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"]
+    place = next(index for index, argument in enumerate(rest) if key_of(argument) == "resume")
+    before = [argument for argument in rest[:place] if argument in typed]
+    return [*before, *own, *typed[len(before) :]]  # flags and what belongs to them stay together
+
+
+def _again(typed: Sequence[str], directory: Path) -> list[str]:
+    """The command line of a sweep, with what is typed now in its place, so that jobs keep their order."""
+    saved = OmegaConf.to_container(read_yaml(directory / "multirun.yaml").hydra.overrides, resolve=False)
+    assert isinstance(saved, dict)
+    earlier = [str(override) for part in ("task", "hydra") for override in saved.get(part, [])]
+    quoted = str(directory).replace("'", "\\'")
+    found = {key_of(override): override for override in (*earlier, *typed, f"hydra.sweep.dir='{quoted}'")}
+    return [override for key, override in found.items() if key != "hydra.mode"]
 
 
 def key_of(override: str) -> str:
@@ -92,6 +109,18 @@ def find(name: str, kind: Kind = RUN) -> Path:
     begun = [path for path in OUTPUTS.glob(f"**/{kind.file}") if kind.is_one(path.parent)]
     if not begun:
         raise SystemExit(f"resume=latest: there is no {kind.word} under {OUTPUTS}/ here.")
+    return max(begun, key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def find_sweep(name: str) -> Path:
+    """The directory of the sweep that is meant."""
+    if name != "latest":
+        if not (Path(name) / "multirun.yaml").is_file():
+            raise SystemExit(f"resume={name}: is no sweep's directory; it has no multirun.yaml.")
+        return Path(name)
+    begun = list(MULTIRUN.glob("**/multirun.yaml"))
+    if not begun:
+        raise SystemExit(f"resume=latest: there is no sweep under {MULTIRUN}/ here.")
     return max(begun, key=lambda path: path.stat().st_mtime_ns).parent
 
 

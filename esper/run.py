@@ -28,9 +28,23 @@ from rich.console import Console
 from esper.config import CONF, build, build_offered, build_world, check_learning, entry, grows
 from esper.data import DataError
 from esper.environment import Environment
-from esper.ppo import LAST, PPO, AtomicIO, Collector, Counters, DivergedError, StoppedError, Watcher, World, restore
+from esper.ppo import (
+    LAST,
+    PPO,
+    AtomicIO,
+    Collector,
+    Counters,
+    DivergedError,
+    RankLostError,
+    StoppedError,
+    Watcher,
+    World,
+    restore,
+    together,
+)
 from esper.resume import flat, overridden, prepared, save
 from esper.seeding import derive, seeded
+from esper.sweep import job, sweeping
 from esper.telemetry import Attention, Episodes, Progress, RoundRecords, conclusion, draw_rounds
 
 WIDTH = 120  # columns of what is printed into a file
@@ -134,7 +148,7 @@ def train(
     announce(config, directory, console, world, module)
     started = time.perf_counter()
     try:
-        with stoppable(collector):
+        with stoppable(collector), together():
             if not collector.spent(module.counters.decisions):
                 trainer.fit(module, datamodule=collector)
             if module.validated != module.counters.rounds:
@@ -231,6 +245,10 @@ def main(config: DictConfig) -> float | None:
     console = Console(quiet=not speaks()) if sys.stdout.isatty() else Console(width=WIDTH, quiet=not speaks())
     running = HydraConfig.get()
     directory = Path(running.runtime.output_dir)
+    if sweeping():
+        overrides = list(running.overrides.task)
+        again = {True: overrides, False: None}
+        return job(config, directory, overrides, lambda each, begun: train(each, directory, console, again[begun]))
     try:
         resumed = config.resume is not None
         if resumed:
@@ -238,6 +256,8 @@ def main(config: DictConfig) -> float | None:
             for change in changes:
                 console.print(f"changed     {change}", soft_wrap=True)
         figures = train(config, directory, console, list(running.overrides.task) if resumed else None)
+    except RankLostError as error:
+        sys.exit(f"{error}; go on with python -m esper.run resume={directory}")
     except (ValueError, DataError, DivergedError) as error:
         if not resumed:
             take_back(directory)

@@ -10,8 +10,8 @@ import esper
 PACKAGE = Path(esper.__file__).parent
 ROOMS = (
     "seeding", "work", "lifecycle", "blueprints", "hosts", "growth", "data", "environment", "rewards", "controllers",
-    "ppo", "records", "telemetry", "evaluation", "config", "gym", "resume", "learners", "run", "comparison", "evaluate",
-    "report",
+    "ppo", "records", "telemetry", "evaluation", "config", "gym", "resume", "learners", "sweep", "run", "comparison",
+    "evaluate", "report",
 )  # fmt: skip
 FREE_OF_HYDRA = ROOMS[: ROOMS.index("config")]
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -1,5 +1,6 @@
 """How the policy learns."""
 
+from esper.ppo.agree import RankLostError, together
 from esper.ppo.checkpoint import LAST, AtomicIO, Checkpoints, read_checkpoint, restore
 from esper.ppo.collector import Collector, Rounds, StoppedError, Watcher, World
 from esper.ppo.gae import gae
@@ -17,6 +18,7 @@ __all__ = [
     "Collector",
     "Counters",
     "DivergedError",
+    "RankLostError",
     "ReturnScale",
     "Rollout",
     "Rounds",
@@ -27,4 +29,5 @@ __all__ = [
     "gae",
     "read_checkpoint",
     "restore",
+    "together",
 ]

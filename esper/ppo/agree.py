@@ -1,11 +1,31 @@
 """What all ranks of a distributed run must hold alike; on a single process everything is as it is."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch.distributed as dist
 from torch import Tensor
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out")
+
+
+class RankLostError(RuntimeError):
+    """Another process of a distributed run is gone."""
 
 
 def ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What goes wrong inside because another rank is gone is told as that."""
+    try:
+        yield
+    except RuntimeError as error:
+        if ranks() > 1 and any(sign in str(error) for sign in LOST):
+            raise RankLostError("another process of this run is gone, so it ends here") from error
+        raise
 
 
 def summed(values: Tensor) -> Tensor:

@@ -1,0 +1,126 @@
+"""Sweeps: many runs from one command, of which each may fail, be skipped or go on by itself."""
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from esper.evaluation.training import named
+from esper.resume import key_of, overrides_of, runs_in
+
+FAILED, SUMMARY, JOB, SWEEP = "failed.txt", "summary.json", "job.json", "multirun.yaml"
+FREE = ("rounds", "decisions", "sweep", "trainer", "device", "callbacks", "logger", "environment.threads")
+Figures = Mapping[str, float]
+
+
+def sweeping() -> bool:
+    """Whether this process plays one job of a sweep."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def job(
+    config: DictConfig, directory: Path, overrides: Sequence[str], train: Callable[[DictConfig, bool], Figures]
+) -> float | None:
+    """One run of a sweep; what it came to by `optimized_metric`, or None if it failed.
+
+    `train` is given the configuration and whether it goes on from a checkpoint. Whatever goes wrong is written down,
+    to be told at the end of the sweep; the other jobs go on.
+    """
+    (directory / FAILED).unlink(missing_ok=True)
+    try:
+        alone(config, HydraConfig.get().launcher)
+        same(directory, overrides)
+        figures = completed(config, directory) if config.sweep.skip_completed else None
+        if figures is not None:
+            print(f"{directory}: finished already")
+        else:
+            begun = config.sweep.skip_completed and (directory / "checkpoints").is_dir()
+            figures = train(shared_out(config, HydraConfig.get().launcher), begun)
+    except (Exception, SystemExit) as error:
+        told = f"{error}" if isinstance(error, ValueError | SystemExit) else f"{type(error).__name__}: {error}"
+        (directory / FAILED).write_text(f"{told}\n", encoding="utf-8")
+        print(f"{directory}: failed: {told}", file=sys.stderr)
+        return None
+    return figures.get(config.optimized_metric)
+
+
+def completed(config: DictConfig, directory: Path) -> Figures | None:
+    """The figures of a run that has played all it is asked for; None if it has not."""
+    path = directory / SUMMARY
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if found["rounds"] < config.rounds and (config.decisions is None or found["decisions"] < config.decisions):
+        return None
+    return found
+
+
+def same(directory: Path, overrides: Sequence[str]) -> None:
+    """Refuse to go on with a job that was another one."""
+    path = directory / JOB
+    own = sorted(override for override in overrides if not key_of(override).startswith(FREE))
+    if path.is_file() and (directory / "checkpoints").is_dir():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if before != own:
+            changed = sorted(set(before) ^ set(own))
+            raise ValueError(
+                f"hydra.sweep.dir: {directory} holds another job, differing in {', '.join(changed)}; choose another."
+            )
+    path.write_text(json.dumps(own), encoding="utf-8")
+
+
+def alone(config: DictConfig, launcher: DictConfig) -> None:
+    """Refuse several processes in a job where jobs themselves are processes of a pool."""
+    several = config.trainer.devices != 1 or config.trainer.num_nodes != 1
+    if several and "joblib" in launcher._target_:
+        raise ValueError(
+            f"trainer.devices={config.trainer.devices}: the joblib launcher runs jobs of one process each; use the "
+            "basic launcher or submitit."
+        )
+
+
+def shared_out(config: DictConfig, launcher: DictConfig) -> DictConfig:
+    """`config`, with the cores of this machine shared among the jobs that run beside each other."""
+    beside, given = launcher.get("n_jobs", 1), launcher.get("cpus_per_task")
+    if config.environment.get("threads", 1) is not None or (beside == 1 and given is None):
+        return config
+    cores = len(os.sched_getaffinity(0))
+    share = given or max(1, cores // (cores if beside < 0 else beside))
+    changed = copy.deepcopy(config)
+    with open_dict(changed):
+        changed.environment.threads = share
+    return changed
+
+
+class Watch(Callback):
+    """Refuses a sweep that cannot work before it begins, and tells at its end what became of its jobs."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            alone(config, config.hydra.launcher)
+        except ValueError as error:
+            sys.exit(str(error))
+        directory = Path(config.hydra.sweep.dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(config, directory / SWEEP)  # not every sweeper does
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        directory = Path(config.hydra.sweep.dir)
+        jobs = [job for job in runs_in(directory) if job != directory]
+        names = dict(zip(jobs, named([(str(job), overrides_of(job)) for job in jobs]), strict=True))
+        failed = [job for job in jobs if (job / FAILED).is_file()]
+        print(f"{len(jobs) - len(failed)} of {len(jobs)} jobs finished")
+        for job in failed:
+            print(f"  {job.name} failed ({names[job]}): {(job / FAILED).read_text(encoding='utf-8').strip()}")
+        print(f"next:\n  python -m esper.report {directory}")
+        if failed:
+            print(f"  python -m esper.run -m resume={directory}")
+            sys.exit(1)
