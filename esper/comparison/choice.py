@@ -6,14 +6,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from esper.config import grows
-from esper.evaluation.arms import ARMS, USUALLY
+from esper.evaluation.arms import ARMS, USUALLY, arm_of
 from esper.learners import locate, named
 from esper.records import read
 
 
 def chosen_arms(config: DictConfig) -> list[str]:
     """The arms that are asked for, and the reference if it is named or one of them is made from it."""
-    trained = bool(named(config.ckpt))
+    trained, known = bool(named(config.ckpt)), dict.fromkeys([*ARMS, *config.controller])
     asked = config.controllers
     if asked is None:
         arms = [*USUALLY, "ppo"] if trained else list(USUALLY)
@@ -22,10 +22,10 @@ def chosen_arms(config: DictConfig) -> list[str]:
     else:
         arms = list(dict.fromkeys([asked] if isinstance(asked, str) else asked))
     for name in arms:
-        if name not in ARMS:
-            raise ValueError(f"controllers: {name} is unknown; there are {', '.join(ARMS)}, and all for all of them.")
+        if name not in known:
+            raise ValueError(f"controllers: {name} is unknown; there are {', '.join(known)}, and all for all of them.")
     needs = [
-        name for name in arms if ARMS[name].after == "reference" and not (name == "replay" and config.replay.records)
+        name for name in arms if arm_of(name).after == "reference" and not (name == "replay" and config.replay.records)
     ]
     if (needs or config.reference) and reference_of(config) not in arms:
         arms.append(reference_of(config))
@@ -45,12 +45,12 @@ def check_arms(config: DictConfig) -> None:
     if config.controllers is not None and not config.controllers:
         raise ValueError(f"controllers=[]: must name at least one of {', '.join(ARMS)}, or be null or all.")
     reference = reference_of(config)
-    if reference not in ARMS or ARMS[reference].after == "reference":
-        allowed = [name for name, arm in ARMS.items() if arm.after != "reference"]
+    allowed = [name for name in dict.fromkeys([*ARMS, *config.controller]) if arm_of(name).after != "reference"]
+    if reference not in allowed:
         raise ValueError(f"reference={reference}: must be one of {', '.join(allowed)}.")
     arms = chosen_arms(config)
     for name in arms:
-        if ARMS[name].after == "ckpt" and not named(config.ckpt):
+        if arm_of(name).after == "ckpt" and not named(config.ckpt):
             given = "null" if config.ckpt is None else config.ckpt
             raise ValueError(f"ckpt={given}: must name a checkpoint or a run's directory for the arm {name}.")
         needs_two = name == "ppo_permuted" or (name == "replay" and not config.replay.records)

@@ -17,7 +17,7 @@ from esper.comparison.choice import check_arms, chosen_arms, recorded_actions, r
 from esper.config import build, build_environment, check
 from esper.controllers import Entry, Learned, Schedule, random_entries
 from esper.environment import Environment, Start
-from esper.evaluation.arms import ARMS, Bench
+from esper.evaluation.arms import Bench, arm_of
 from esper.evaluation.played import Played, key_of
 from esper.evaluation.report import Source
 from esper.evaluation.runner import Job, play
@@ -56,8 +56,8 @@ class Comparison:
     @property
     def expected(self) -> int:
         """How many episodes there are in the end."""
-        reference = ARMS[reference_of(self.config)].after
-        after = {name: ARMS[name].after for name in self.arms if name != "replay" or self.bench.repeated is None}
+        reference = arm_of(reference_of(self.config)).after
+        after = {name: arm_of(name).after for name in self.arms if name != "replay" or self.bench.repeated is None}
         by_learner = [name for name, what in after.items() if (reference if what == "reference" else what) == "ckpt"]
         alone = len(self.arms) - len(by_learner)
         return len(self.bench.seeds) * (alone + len(by_learner) * len(self.learners))
@@ -95,7 +95,7 @@ class Comparison:
 
     def play(self, progress: Progress) -> None:
         """All arms: those that need nothing first, then those that are made from the reference's episodes."""
-        late = [name for name in self.arms if ARMS[name].after == "reference"]
+        late = [name for name in self.arms if arm_of(name).after == "reference"]
         searched = [name for name in self.arms if name == "best_open_loop"]
         self._play(progress, self.played, self.jobs([n for n in self.arms if n not in (*late, *searched)]), test=True)
         if searched:
@@ -105,7 +105,7 @@ class Comparison:
         self._play(progress, self.played, self.jobs(late), test=True)
 
     def jobs(self, arms: Sequence[str]) -> list[Job]:
-        return [job for name in arms for job in ARMS[name].jobs(self.bench)]
+        return [job for name in arms for job in arm_of(name).jobs(self.bench)]
 
     def _search(self, progress: Progress) -> list[Entry]:
         """The best of many random timetables, by what it came to on validation, on a seed of its own."""
@@ -204,7 +204,7 @@ class Comparison:
             if meant >= len(self.played.all):
                 raise ValueError(f"export={meant}: must be below the {len(self.played.all)} episodes that were played.")
             return self.played.all[meant]
-        growing = [name for name in self.arms if ARMS[name].grows] or self.arms
+        growing = [name for name in self.arms if arm_of(name).grows] or self.arms
         wanted = growing if meant == "best" else [meant]
         return max((line for line in self._mine() if line["controller"] in wanted), key=_selection)
 

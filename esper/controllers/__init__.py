@@ -1,7 +1,7 @@
 """Who decides about growth."""
 
 from esper.controllers.chance import Chance, calibrated_rates
-from esper.controllers.controller import Controller
+from esper.controllers.controller import Controller, choose, is_legal
 from esper.controllers.distribution import Factored, Logits
 from esper.controllers.fragrow import Fragrow
 from esper.controllers.heuristic import Heuristic
@@ -31,5 +31,7 @@ __all__ = [
     "Schedule",
     "State",
     "calibrated_rates",
+    "choose",
+    "is_legal",
     "random_entries",
 ]

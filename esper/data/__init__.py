@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from esper.data.images import ImageData
+from esper.data.images import ImageData, ImageOptions, Labelled
 from esper.data.store import DataError
 from esper.data.text import TextData
 
@@ -41,4 +41,4 @@ class Data(Protocol):
     def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
-__all__ = ["Data", "DataError", "ImageData", "Stream", "TextData"]
+__all__ = ["Data", "DataError", "ImageData", "ImageOptions", "Labelled", "Stream", "TextData"]

@@ -193,4 +193,11 @@ ARMS = {
     "ppo": Arm("the learned controller", _ppo, "ckpt"),
     "ppo_permuted": Arm("the learned controller, shown another episode (a negative control)", _permuted, "ckpt"),
 }  # fmt: skip
+
+
+def arm_of(name: str) -> Arm:
+    """An arm of the table, or a controller of the user's own."""
+    return ARMS.get(name) or Arm("a controller of the user's own", _rule(name))
+
+
 USUALLY = ("none", "random", "schedule", "heuristic", "all_seeds")

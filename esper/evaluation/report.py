@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.evaluation.arms import ARMS
+from esper.evaluation.arms import arm_of
 from esper.evaluation.books import books, use
 from esper.evaluation.controls import controls
 from esper.evaluation.document import Block, Code, Picture, Section, Table, Text
@@ -242,13 +242,18 @@ def _protocol(tasks: Sequence[Task], source: Source) -> list[Block]:
             f"A win is claimed where the interval of the paired difference excludes zero, on {ENOUGH} seeds or more."
         )
         names = dict.fromkeys(name for task in tasks for name in task.arms)
-        meanings = [[name, ARMS[name].meaning if name in ARMS else "-"] for name in names]
+        meanings = [[name, _meaning(name)] for name in names]
         blocks += [Text(words), Table(("arm", "what it is"), meanings)]
     if source.commands:
         blocks += [Text("Commands:"), Code(source.commands)]
     if source.versions:
         blocks.append(Table(("with", "version"), [[name, version] for name, version in source.versions.items()]))
     return blocks
+
+
+def _meaning(name: str) -> str:
+    """Of an arm; episodes of training runs are arms of their own, told by their name."""
+    return "-" if name.startswith("ppo, ") else arm_of(name.partition(" (")[0]).meaning
 
 
 def _told(settings: Mapping[str, Any]) -> str:

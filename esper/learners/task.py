@@ -33,7 +33,8 @@ def beside(arguments: Sequence[str]) -> list[str]:
         return list(arguments)  # Hydra will say what is wrong with it
     anew = {key_of(argument) for argument in arguments}
     own = [o for o in task_overrides(names) if not {key_of(o), key_of(o).split(".")[0]} & anew]
-    return [*own, *arguments]
+    place = arguments.index(given[-1])  # flags and what belongs to them stay together
+    return [*arguments[:place], *own, *arguments[place:]]
 
 
 def absolute(arguments: Sequence[str]) -> list[str]:

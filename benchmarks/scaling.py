@@ -1,0 +1,54 @@
+"""What more processes bring: decisions in a second of one and of two ranks, against the ideal.
+
+    python benchmarks/scaling.py                      about ten minutes on two cores; nothing is downloaded
+    python benchmarks/scaling.py --rounds 4 --repeats 1
+
+All ways play the same eight episodes a round. They take turns, and medians over rounds are compared, the first round of
+each run left out. The ideal of two ranks is twice one rank on one core.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from esper.records import read_rounds
+
+TASK = ("+experiment=quickstart", "validate_every=0", "callbacks.dashboard=null", "logger=none")
+WAYS = {
+    "1 rank, 1 thread": ("environment.envs=8", "environment.threads=1"),
+    "1 rank, 2 threads": ("environment.envs=8", "environment.threads=2"),
+    "2 ranks, 1 thread each": ("environment.envs=4", "environment.threads=1", "trainer=ddp"),
+}
+
+
+def played(way: tuple[str, ...], rounds: int) -> list[dict[str, float]]:
+    """The figures of a run's rounds after the first."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "esper.run", *TASK, *way, f"rounds={rounds}", f"hydra.run.dir={directory}"]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        return read_rounds(Path(directory) / "rounds.jsonl")[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
+    for _ in range(given.repeats):
+        for name, way in WAYS.items():
+            found[name] += played(way, given.rounds)
+    rates = {name: median(line["time/decisions_per_second"] for line in lines) for name, lines in found.items()}
+    base = next(iter(rates.values()))
+    for name, rate in rates.items():
+        update = median(line["time/update"] for line in found[name])
+        seconds = median(line["time/environment"] for line in found[name])
+        print(f"{name:24} {rate / base:5.2f} x one rank on one core; an update takes {update / seconds:.1%} of playing")
+
+
+if __name__ == "__main__":
+    main()
