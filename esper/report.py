@@ -98,7 +98,7 @@ def _last_held_out(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     last = max((line["round"] for line in held_out), default=0)
     latest = [line for line in held_out if line["round"] == last]
     numbers = {seed: number for number, seed in enumerate(dict.fromkeys(line["seed"] for line in latest))}
-    return [{**line, "seed": numbers[line["seed"]], "controller": f"ppo, {line['kind']}"} for line in latest]
+    return [{**line, "seed": numbers[line["seed"]]} for line in latest]
 
 
 def learned(found: Sequence[Found]) -> list[Training]:
@@ -111,7 +111,16 @@ def learned(found: Sequence[Found]) -> list[Training]:
 def compared(found: Sequence[Found]) -> list[dict[str, Any]]:
     """The episodes that arms are compared by: those of evaluations, and only if there are none, those of runs."""
     evaluations = [each for each in found if each.run is None and each.episodes]
-    return [line for each in evaluations or found for line in each.episodes]
+    if evaluations:
+        return [line for each in evaluations for line in each.episodes]
+    runs = [(each.run.settings, each) for each in found if each.run is not None]
+    several = list(dict.fromkeys(settings for settings, _ in runs))
+    names = dict(zip(several, named([(settings, settings.split()) for settings in several]), strict=True))
+    return [
+        {**line, "controller": f"{names[settings] if len(several) > 1 else 'ppo'}, {line['kind']}"}
+        for settings, each in runs
+        for line in each.episodes
+    ]
 
 
 def merged(sources: Sequence[Source]) -> Source:

@@ -124,7 +124,7 @@ def test_training_runs_show_how_they_learned_alone_and_beside_an_evaluation(
         "ppo, greedy": (2, 2, 4), "ppo, sampled": (2, 2, 4)
     }  # fmt: skip
     assert "The unit is the trained controller, of which there are 2" in text
-    assert "| seed=1 | 4 | 30.00 | 41.00 | 41.00 | 40.50 | 0.60 | 1.00 | 0.50 | - | - | 4 |" in text
+    assert "| seed=1 | 4 | 30.00 | 41.00 | 41.00 | 40.50 | 0.60 | 1.00 | 0.50 | - | - | 4.0 |" in text
     assert (tmp_path / "alone/pictures/learning0.png").stat().st_size > 10_000
     assert "python -m esper.run +experiment=cifar_ppo seed=1" in text
     assert "seed=0" in capsys.readouterr().out
@@ -145,7 +145,8 @@ def test_runs_of_unlike_settings_are_no_repetitions_of_one_another(
     main([str(runs)])
     (found,) = json.loads((runs / "evaluation.json").read_text())["tasks"].values()
     assert {arm["controllers"] for arm in found.values()} == {2}
-    assert sorted(found) == ["ppo, greedy", "ppo, greedy (2)", "ppo, sampled", "ppo, sampled (2)"]
+    assert sorted(found) == [f"slots.names=[{slot}], {kind}" for slot in "ab" for kind in ("greedy", "sampled")]
+    assert "held-out episodes of training runs, greedy" in (runs / "report.md").read_text()
     assert "slots.names=[b]" in capsys.readouterr().out.replace("\n", "")
 
 

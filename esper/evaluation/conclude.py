@@ -18,6 +18,7 @@ from esper.evaluation.statistics import ENOUGH, difference
 from esper.evaluation.training import Training, table
 
 TOLD = "evaluation.json"
+BRIEF = 12  # letters of an arm's name that fit the head of a column
 
 
 def told(directory: Path) -> dict[str, Any]:
@@ -98,10 +99,13 @@ def _learned(runs: Sequence[Training]) -> Table:
 def _table(task: Task, main: str) -> Table:
     """One row for each arm, best first."""
     title = f"{task.title}: interquartile means [95 % intervals]"
+    if len(main) > BRIEF:
+        title += f"; first is {main}"
     shown = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
-    compared = [f"{main} - arm"] if len(task.arms) > 1 else []
+    compared = [f"{main if len(main) <= BRIEF else 'first'} - arm"] if len(task.arms) > 1 else []
     for column in ("arm", "episodes", *FIGURES, *compared):
-        shown.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
+        words = column == "arm"
+        shown.add_column(column, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     rows = []
     for name, results in task.arms.items():
         cells = []

@@ -15,6 +15,7 @@ from esper.evaluation.results import FIGURES, Results, Task, shared
 from esper.evaluation.singly import singly
 from esper.evaluation.statistics import DRAWS, ENOUGH, Estimate, difference, improvement
 from esper.evaluation.training import Training, training
+from esper.records import HELD_OUT
 from esper.telemetry import timeline
 
 COLUMNS = 4  # episodes side by side in a picture
@@ -252,8 +253,9 @@ def _protocol(tasks: Sequence[Task], source: Source) -> list[Block]:
 
 
 def _meaning(name: str) -> str:
-    """Of an arm; episodes of training runs are arms of their own, told by their name."""
-    return "-" if name.startswith("ppo, ") else arm_of(name.partition(" (")[0]).meaning
+    """Of an arm; the held-out episodes of training runs are arms of their own."""
+    kind = next((kind for kind in HELD_OUT if name.endswith(f", {kind}")), None)
+    return arm_of(name.partition(" (")[0]).meaning if kind is None else f"held-out episodes of training runs, {kind}"
 
 
 def _told(settings: Mapping[str, Any]) -> str:

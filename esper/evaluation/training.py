@@ -74,8 +74,8 @@ def training(runs: Sequence[Training]) -> list[Block]:
         "first and last quarter of a run's rounds, of a policy that explores; greedy, sampled: of its last episodes on "
         "seeds that it never learns on. In the last quarter: the share of the returns' variance that the critic "
         "foretold (healthy above 0.5), the least entropy of a head (1 is even chance over what is legal, 0 a head that "
-        f"has collapsed), and fossils and rollbacks in an episode. KL: the share of updates between {low} and {high}. "
-        "Minutes: of playing training episodes and learning from them."
+        "has collapsed), and fossils and rollbacks (rolls) in an episode. KL: the share of updates between "
+        f"{low} and {high}. Minutes: of playing training episodes and learning from them."
     )
     blocks: list[Block] = [table(runs), Text(words)]
     for number, (task, score) in enumerate(dict.fromkeys((run.task, run.score) for run in runs)):
@@ -88,8 +88,7 @@ def training(runs: Sequence[Training]) -> list[Block]:
 
 def table(runs: Sequence[Training]) -> Table:
     header = (
-        "run", "rounds", "begins", "ends", "greedy", "sampled", "critic", "KL", "entropy", "fossils", "rollbacks",
-        "minutes",
+        "run", "rounds", "begins", "ends", *HELD_OUT, "critic", "KL", "entropy", "fossils", "rolls", "minutes",
     )  # fmt: skip
     return Table(header, [_row(run) for run in runs])
 
@@ -115,7 +114,7 @@ def _row(run: Training) -> list[str]:
         told(min(open_heads, default=None)),
         told(run.quarter("seeds/fossilized", last=True)),
         told(run.quarter("seeds/rollbacks", last=True)),
-        told(sum(seconds) / 60 if seconds else None, "{:.0f}"),
+        told(sum(seconds) / 60 if seconds else None, "{:.1f}"),
     ]
 
 
