@@ -227,7 +227,9 @@ def build_world(config: DictConfig) -> Any:
 def entry(main: Callable[[], None], name: str) -> None:
     """Run a Hydra application; what it cannot understand of the command line is said in one sentence."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # lets its errors come here
-    warnings.filterwarnings("ignore", ".*is validated against ConfigStore schema")  # our launchers, by their plugins
+    warnings.filterwarnings(
+        "ignore", "(?s).*is validated against ConfigStore schema"
+    )  # our launchers
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
@@ -239,7 +241,8 @@ def entry(main: Callable[[], None], name: str) -> None:
 def _sentence(error: Exception, name: str) -> str:
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
-        return f"{group}={option}: there is no such option; there are {', '.join(error.options)}."
+        more = "; pip install 'esper[sweep]' brings more" if group.startswith("hydra/") else ""
+        return f"{group}={option}: there is no such option; there are {', '.join(error.options)}{more}."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     wrong = re.match(r"Could not (?:override|append to config|delete from config).*'([^']+)'", lines[0])
     if isinstance(error, ConfigCompositionException) and wrong:

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,14 @@ def alone(config: DictConfig, launcher: DictConfig) -> None:
         )
 
 
+def installed(plugin: str) -> None:
+    """Refuse a launcher whose package is not there."""
+    package, _, _ = plugin.rpartition(".")
+    parts = package.split(".")
+    if not all(find_spec(".".join(parts[:count])) for count in range(1, len(parts) + 1)):
+        raise ValueError(f"hydra/launcher: {package} is not installed; pip install 'esper[sweep]' brings it.")
+
+
 def shared_out(config: DictConfig, launcher: DictConfig) -> DictConfig:
     """`config`, with the cores of this machine shared among the jobs that run beside each other."""
     beside, given = launcher.get("n_jobs", 1), launcher.get("cpus_per_task")
@@ -105,6 +114,7 @@ class Watch(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
+            installed(config.hydra.launcher._target_)
             alone(config, config.hydra.launcher)
         except ValueError as error:
             sys.exit(str(error))

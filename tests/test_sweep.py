@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from esper.config import CONF, compose_config
-from esper.sweep import FAILED, alone, completed, same, shared_out
+from esper.sweep import FAILED, alone, completed, installed, same, shared_out
 
 TINY = ("+experiment=oracle", "rounds=1", "environment.envs=2", "collector.warmup=1", "ppo.epochs=1", "logger=none",
         "callbacks.dashboard=null")  # fmt: skip
@@ -54,7 +54,14 @@ def test_what_cannot_be_swept_or_resumed_is_told_in_one_sentence(tmp_path: Path)
     refused = swept(*TINY, "seed=0,1", "trainer=ddp", "hydra/launcher=joblib", f"hydra.sweep.dir={tmp_path}/new")
     assert refused.returncode == 1
     assert "the joblib launcher runs jobs of one process each" in refused.stderr
-    assert not (tmp_path / "new/0").exists()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_launcher_that_is_not_installed_is_told_in_one_sentence() -> None:
+    for plugin in ("hydra_plugins.nowhere.launcher.Launcher", "nowhere.launcher.Launcher"):
+        with pytest.raises(ValueError, match=r"^hydra/launcher: .*nowhere\.launcher is not installed; pip install"):
+            installed(plugin)
+    installed(BASIC._target_)
 
 
 def test_a_job_is_complete_when_it_has_played_all_that_is_asked_for(tmp_path: Path) -> None:
