@@ -69,10 +69,19 @@ def _elsewhere() -> list[str]:
 
 def import_plugins(config: DictConfig) -> None:
     """Import the modules of the user's own that register blueprints."""
-    for name in config.slots.get("plugins", []):
-        if find_spec(name.partition(".")[0]) is None or find_spec(name) is None:
+    names = config.slots.get("plugins") or []
+    if isinstance(names, str):
+        raise ValueError(f"slots.plugins={names}: must be a list, [{names}].")
+    for name in names:
+        if not there(name):
             raise ValueError(f"slots.plugins: there is no module {name}; its directory must be here or on PYTHONPATH.")
         import_module(name)
+
+
+def there(module: str) -> bool:
+    """Whether Python can find a module."""
+    parts = module.split(".")
+    return all(find_spec(".".join(parts[:count])) for count in range(1, len(parts) + 1))
 
 
 def _groups() -> list[str]:
@@ -227,15 +236,15 @@ def build_world(config: DictConfig) -> Any:
 def entry(main: Callable[[], None], name: str) -> None:
     """Run a Hydra application; what it cannot understand of the command line is said in one sentence."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # lets its errors come here
-    warnings.filterwarnings(
-        "ignore", "(?s).*is validated against ConfigStore schema"
-    )  # our launchers
+    warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema")  # our launchers
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(_sentence(error, name))
     except PermissionError as error:
         sys.exit(f"{error.filename}: {error.strerror}.")
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells have it
 
 
 def _sentence(error: Exception, name: str) -> str:

@@ -87,12 +87,15 @@ def prepared(arguments: Sequence[str], kind: Kind = RUN) -> list[str]:
 
 def _again(typed: Sequence[str], directory: Path) -> list[str]:
     """The command line of a sweep, with what is typed now in its place, so that jobs keep their order."""
-    saved = OmegaConf.to_container(read_yaml(directory / "multirun.yaml").hydra.overrides, resolve=False)
+    found = read_yaml(directory / "multirun.yaml")
+    if not isinstance(found, DictConfig) or "hydra" not in found:
+        raise SystemExit(f"resume={directory}: its multirun.yaml does not say what was swept.")
+    saved = OmegaConf.to_container(found.hydra.overrides, resolve=False)
     assert isinstance(saved, dict)
     earlier = [str(override) for part in ("task", "hydra") for override in saved.get(part, [])]
     quoted = str(directory).replace("'", "\\'")
-    found = {key_of(override): override for override in (*earlier, *typed, f"hydra.sweep.dir='{quoted}'")}
-    return [override for key, override in found.items() if key != "hydra.mode"]
+    kept = [override for override in earlier if key_of(override) not in ("hydra.mode", "sweep.skip_completed")]
+    return list({key_of(override): override for override in (*kept, *typed, f"hydra.sweep.dir='{quoted}'")}.values())
 
 
 def key_of(override: str) -> str:

@@ -19,7 +19,6 @@ from typing import Any
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
@@ -44,7 +43,7 @@ from esper.ppo import (
 )
 from esper.resume import flat, overridden, prepared, save
 from esper.seeding import derive, seeded
-from esper.sweep import job, sweeping
+from esper.sweep import SUMMARY, asked, job, sweeping
 from esper.telemetry import Attention, Episodes, Progress, RoundRecords, conclusion, draw_rounds
 
 WIDTH = 120  # columns of what is printed into a file
@@ -156,8 +155,9 @@ def train(
     except (StoppedError, SIGTERMException) as stop:
         reason = str(stop) or "SIGTERM"
         console.print(f"stopped by {reason} after round {module.counters.rounds}; go on with")
-        console.print(f"  python -m esper.run resume={directory}", soft_wrap=True)
-        if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        what = f"-m resume={HydraConfig.get().sweep.dir}" if sweeping() else f"resume={directory}"
+        console.print(f"  python -m esper.run {what}", soft_wrap=True)
+        if sweeping():
             raise KeyboardInterrupt from None  # the jobs that wait are not meant to begin
         return module.latest
     finally:
@@ -227,8 +227,10 @@ def conclude(config: DictConfig, directory: Path, console: Console, module: PPO,
         console.print(conclusion(rounds, held_out, SHARE))
         draw_rounds(rounds, f"{config.name}, seed {config.seed}", directory / "rounds.png")
     figures = {name: value if math.isfinite(value) else None for name, value in module.latest.items()}
-    summary = {**asdict(module.counters), "seconds": seconds, **figures}
-    (directory / "summary.json").write_text(json.dumps(summary, indent=2, allow_nan=False))
+    summary = {**asdict(module.counters), "asked": asked(config), "seconds": seconds, **figures}
+    unfinished = directory / "summary.part"
+    unfinished.write_text(json.dumps(summary, indent=2, allow_nan=False))
+    unfinished.replace(directory / SUMMARY)
     left = [name for name in ("rounds.png", "rounds.jsonl", "summary.json") if (directory / name).exists()]
     console.print(f"{directory}/{', '.join(left)}", soft_wrap=True)
     console.print("next:")
@@ -290,7 +292,10 @@ def take_back(directory: Path) -> None:
 
 
 def cli() -> None:
-    sys.argv[1:] = prepared(sys.argv[1:])
+    try:
+        sys.argv[1:] = prepared(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))
     entry(main, "run")
 
 

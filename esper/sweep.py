@@ -5,15 +5,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
+from esper.config import there
 from esper.evaluation.training import named
 from esper.resume import key_of, overrides_of, runs_in
 
@@ -44,6 +44,7 @@ def job(
             print(f"{directory}: finished already")
         else:
             begun = config.sweep.skip_completed and (directory / "checkpoints").is_dir()
+            (directory / SUMMARY).unlink(missing_ok=True)  # of what is played anew
             figures = train(shared_out(config, HydraConfig.get().launcher), begun)
     except (Exception, SystemExit) as error:
         told = f"{error}" if isinstance(error, ValueError | SystemExit) else f"{type(error).__name__}: {error}"
@@ -55,13 +56,18 @@ def job(
 
 def completed(config: DictConfig, directory: Path) -> Figures | None:
     """The figures of a run that has played all it is asked for; None if it has not."""
-    path = directory / SUMMARY
-    if not path.is_file():
+    try:
+        found = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # none, or one that was cut off
+    if not isinstance(found, dict):
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if found["rounds"] < config.rounds and (config.decisions is None or found["decisions"] < config.decisions):
-        return None
-    return found
+    return found if found.get("asked") == asked(config) or found.get("rounds", 0) >= config.rounds else None
+
+
+def asked(config: DictConfig) -> dict[str, int | None]:
+    """How long a run is meant to be."""
+    return {"rounds": config.rounds, "decisions": config.decisions}
 
 
 def same(directory: Path, overrides: Sequence[str]) -> None:
@@ -80,10 +86,11 @@ def same(directory: Path, overrides: Sequence[str]) -> None:
 
 def alone(config: DictConfig, launcher: DictConfig) -> None:
     """Refuse several processes in a job where jobs themselves are processes of a pool."""
-    several = config.trainer.devices != 1 or config.trainer.num_nodes != 1
+    devices = config.trainer.devices
+    several = (len(devices) if isinstance(devices, ListConfig) else devices) != 1 or config.trainer.num_nodes != 1
     if several and "joblib" in launcher._target_:
         raise ValueError(
-            f"trainer.devices={config.trainer.devices}: the joblib launcher runs jobs of one process each; use the "
+            f"trainer.devices={devices}: the joblib launcher runs jobs of one process each; use the "
             "basic launcher or submitit."
         )
 
@@ -91,8 +98,7 @@ def alone(config: DictConfig, launcher: DictConfig) -> None:
 def installed(plugin: str) -> None:
     """Refuse a launcher whose package is not there."""
     package, _, _ = plugin.rpartition(".")
-    parts = package.split(".")
-    if not all(find_spec(".".join(parts[:count])) for count in range(1, len(parts) + 1)):
+    if not there(package):
         raise ValueError(f"hydra/launcher: {package} is not installed; pip install 'esper[sweep]' brings it.")
 
 
@@ -101,7 +107,7 @@ def shared_out(config: DictConfig, launcher: DictConfig) -> DictConfig:
     beside, given = launcher.get("n_jobs", 1), launcher.get("cpus_per_task")
     if config.environment.get("threads", 1) is not None or (beside == 1 and given is None):
         return config
-    cores = len(os.sched_getaffinity(0))
+    cores = os.cpu_count() or 1
     share = given or max(1, cores // (cores if beside < 0 else beside))
     changed = copy.deepcopy(config)
     with open_dict(changed):

@@ -48,5 +48,10 @@ def test_its_blueprint_keeps_the_promises_of_blueprints() -> None:
 
 
 def test_a_module_that_is_not_there_is_told_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^slots\.plugins: there is no module json\.at\.all; its"):
+        check(compose_config("evaluate", ["slots.plugins=[json.at.all]", "data=synthetic_images"]))
+    with pytest.raises(ValueError, match=r"^slots\.plugins=json: must be a list, \[json\]\.$"):
+        check(compose_config("evaluate", ["slots.plugins=json", "data=synthetic_images"]))
+    check(compose_config("evaluate", ["slots.plugins=null", "data=synthetic_images"]))
     with pytest.raises(ValueError, match=r"^slots\.plugins: there is no module nowhere\.at\.all; its"):
         check(compose_config("evaluate", ["slots.plugins=[nowhere.at.all]", "data=synthetic_images"]))

@@ -67,12 +67,15 @@ def test_a_launcher_that_is_not_installed_is_told_in_one_sentence() -> None:
 def test_a_job_is_complete_when_it_has_played_all_that_is_asked_for(tmp_path: Path) -> None:
     config: Any = SimpleNamespace(rounds=4, decisions=None)
     assert completed(config, tmp_path) is None
-    (tmp_path / "summary.json").write_text(json.dumps({"rounds": 3, "decisions": 30, "episode/score": 1.0}))
+    figures = {"rounds": 3, "decisions": 30, "asked": {"rounds": 9, "decisions": 35}, "episode/score": 1.0}
+    (tmp_path / "summary.json").write_text(json.dumps(figures))
     assert completed(config, tmp_path) is None
-    config.decisions = 30
-    assert completed(config, tmp_path) == {"rounds": 3, "decisions": 30, "episode/score": 1.0}
+    config.rounds, config.decisions = 9, 35  # another round would have passed that budget
+    assert completed(config, tmp_path) == figures
     config.rounds, config.decisions = 3, None
-    assert completed(config, tmp_path) is not None
+    assert completed(config, tmp_path) == figures
+    (tmp_path / "summary.json").write_text("{")
+    assert completed(config, tmp_path) is None
 
 
 def test_a_directory_that_holds_another_job_is_refused(tmp_path: Path) -> None:
@@ -85,7 +88,7 @@ def test_a_directory_that_holds_another_job_is_refused(tmp_path: Path) -> None:
 
 
 def test_jobs_beside_each_other_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
     config = compose_config("run", ["+experiment=cifar_ppo"])
     assert shared_out(config, BASIC).environment.threads is None
     assert shared_out(config, JOBLIB).environment.threads == 1
@@ -102,6 +105,7 @@ def test_several_processes_in_a_job_are_refused_only_under_joblib() -> None:
         with pytest.raises(ValueError, match="joblib"):
             alone(config, JOBLIB)
     alone(compose_config("run"), JOBLIB)
+    alone(compose_config("run", ["trainer.devices=[1]"]), JOBLIB)
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "sweep").glob("*.yaml")), ids=lambda path: path.stem)

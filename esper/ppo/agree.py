@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from torch import Tensor
 
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Timed out")
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "communicator was aborted", "Timed out")
 
 
 class RankLostError(RuntimeError):
