@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 import shutil
 import signal
 import sys
@@ -43,7 +42,7 @@ from esper.ppo import (
 )
 from esper.resume import flat, overridden, prepared, save
 from esper.seeding import derive, seeded
-from esper.sweep import SUMMARY, asked, job, sweeping
+from esper.sweep import SUMMARY, asked, job, speaks, sweeping
 from esper.telemetry import Attention, Episodes, Progress, RoundRecords, conclusion, draw_rounds
 
 WIDTH = 120  # columns of what is printed into a file
@@ -250,7 +249,7 @@ def main(config: DictConfig) -> float | None:
     if sweeping():
         overrides = list(running.overrides.task)
         again = {True: overrides, False: None}
-        return job(config, directory, overrides, lambda each, begun: train(each, directory, console, again[begun]))
+        return job(config, directory, lambda each, begun: train(each, directory, console, again[begun]))
     try:
         resumed = config.resume is not None
         if resumed:
@@ -272,12 +271,6 @@ def prepare_process() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning asks torch in a way that will go
-
-
-def speaks() -> bool:
-    """Whether this is the one process of a distributed run that prints and writes."""
-    ranks = [os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ]
-    return not ranks or int(ranks[0]) == 0
 
 
 def take_back(directory: Path) -> None:

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from esper.config import there
 from esper.evaluation.training import named
-from esper.resume import key_of, overrides_of, runs_in
+from esper.resume import key_of, overrides_of, read_yaml, runs_in
 
-FAILED, SUMMARY, JOB, SWEEP = "failed.txt", "summary.json", "job.json", "multirun.yaml"
+FAILED, SUMMARY, SWEEP = "failed.txt", "summary.json", "multirun.yaml"
 FREE = ("rounds", "decisions", "sweep", "trainer", "device", "callbacks", "logger", "environment.threads")
 Figures = Mapping[str, float]
 
@@ -27,29 +27,40 @@ def sweeping() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def job(
-    config: DictConfig, directory: Path, overrides: Sequence[str], train: Callable[[DictConfig, bool], Figures]
-) -> float | None:
+def speaks() -> bool:
+    """Whether this is the one process of a distributed run that prints and writes."""
+    ranks = [os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ]
+    return not ranks or int(ranks[0]) == 0
+
+
+def say(words: str) -> None:
+    if speaks():
+        print(words)
+
+
+def job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bool], Figures]) -> float | None:
     """One run of a sweep; what it came to by `optimized_metric`, or None if it failed.
 
     `train` is given the configuration and whether it goes on from a checkpoint. Whatever goes wrong is written down,
     to be told at the end of the sweep; the other jobs go on.
     """
-    (directory / FAILED).unlink(missing_ok=True)
+    if speaks():
+        (directory / FAILED).unlink(missing_ok=True)
     try:
         alone(config, HydraConfig.get().launcher)
-        same(directory, overrides)
         figures = completed(config, directory) if config.sweep.skip_completed else None
         if figures is not None:
-            print(f"{directory}: finished already")
+            say(f"{directory}: finished already")
         else:
             begun = config.sweep.skip_completed and (directory / "checkpoints").is_dir()
-            (directory / SUMMARY).unlink(missing_ok=True)  # of what is played anew
+            if speaks():
+                (directory / SUMMARY).unlink(missing_ok=True)  # of what is played anew
             figures = train(shared_out(config, HydraConfig.get().launcher), begun)
     except (Exception, SystemExit) as error:
         told = f"{error}" if isinstance(error, ValueError | SystemExit) else f"{type(error).__name__}: {error}"
-        (directory / FAILED).write_text(f"{told}\n", encoding="utf-8")
-        print(f"{directory}: failed: {told}", file=sys.stderr)
+        if speaks():
+            (directory / FAILED).write_text(f"{told}\n", encoding="utf-8")
+            print(f"{directory}: failed: {told}", file=sys.stderr)
         return None
     return figures.get(config.optimized_metric)
 
@@ -71,17 +82,16 @@ def asked(config: DictConfig) -> dict[str, int | None]:
 
 
 def same(directory: Path, overrides: Sequence[str]) -> None:
-    """Refuse to go on with a job that was another one."""
-    path = directory / JOB
-    own = sorted(override for override in overrides if not key_of(override).startswith(FREE))
-    if path.is_file() and (directory / "checkpoints").is_dir():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        if before != own:
-            changed = sorted(set(before) ^ set(own))
-            raise ValueError(
-                f"hydra.sweep.dir: {directory} holds another job, differing in {', '.join(changed)}; choose another."
-            )
-    path.write_text(json.dumps(own), encoding="utf-8")
+    """Refuse to go on in the directory of another sweep, whose runs would be taken for this one's."""
+    found = read_yaml(directory / SWEEP)
+    if found is None:
+        return
+    saved = OmegaConf.to_container(found.hydra.overrides.task, resolve=False)
+    assert isinstance(saved, list)
+    before, now = ({o for o in some if not key_of(str(o)).startswith(FREE)} for some in (saved, overrides))
+    if before != now:
+        changed = ", ".join(sorted(map(str, before ^ now)))
+        raise ValueError(f"hydra.sweep.dir={directory}: holds another sweep, differing in {changed}; choose another.")
 
 
 def alone(config: DictConfig, launcher: DictConfig) -> None:
@@ -119,16 +129,25 @@ class Watch(Callback):
     """Refuses a sweep that cannot work before it begins, and tells at its end what became of its jobs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        if not speaks():
+            return
+        directory = Path(config.hydra.sweep.dir)
         try:
             installed(config.hydra.launcher._target_)
             alone(config, config.hydra.launcher)
+            overrides = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+            same(directory, [str(override) for override in overrides] if isinstance(overrides, list) else [])
         except ValueError as error:
             sys.exit(str(error))
-        directory = Path(config.hydra.sweep.dir)
         directory.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, directory / SWEEP)  # not every sweeper does
+        if "hydra.sweep.dir" not in map(key_of, sys.argv):
+            quoted = str(directory).replace("'", "\\'")
+            sys.argv.append(f"hydra.sweep.dir='{quoted}'")  # other ranks are started with the same words, but later
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        if not speaks():
+            return
         directory = Path(config.hydra.sweep.dir)
         jobs = [job for job in runs_in(directory) if job != directory]
         names = dict(zip(jobs, named([(str(job), overrides_of(job)) for job in jobs]), strict=True))

@@ -28,25 +28,28 @@ def swept(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_a_failed_job_stops_no_other_and_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     where = tmp_path / "sweep"
-    first = swept(*TINY, "seed=0,1", "ppo.lr=1e-3,-1", f"hydra.sweep.dir={where}")
+    first = swept(*TINY, "seed=0,1", "callbacks.checkpoints.every=1,0", f"hydra.sweep.dir={where}")
     assert first.returncode == 1
     assert "2 of 4 jobs finished" in first.stdout
-    assert first.stdout.count("ppo.lr=-1: must be above 0.") == 2  # told at the end
-    assert (where / "1" / FAILED).read_text() == "ppo.lr=-1: must be above 0.\n"
+    assert first.stdout.count("callbacks.checkpoints.every=0: must be at least 1.") == 2  # told at the end
+    assert (where / "1" / FAILED).read_text() == "callbacks.checkpoints.every=0: must be at least 1.\n"
     assert f"python -m esper.run -m resume={where}" in first.stdout
     finished = [where / job / "checkpoints/last.ckpt" for job in ("0", "2")]
     before = [path.stat().st_mtime_ns for path in finished]
 
     (where / "2/summary.json").unlink()  # as if it had been killed after its last round
-    second = swept(f"resume={where}", "ppo.lr=1e-3,2e-3")
+    second = swept(f"resume={where}", "callbacks.checkpoints.every=1,2")
     assert second.returncode == 0, second.stderr
     assert "4 of 4 jobs finished" in second.stdout
     assert second.stdout.count("finished already") == 1
     assert finished[0].stat().st_mtime_ns == before[0]
     assert "(1 done)" in second.stdout
     assert not list(where.glob(f"*/{FAILED}"))
-    rates = [OmegaConf.load(where / str(job) / ".hydra/config.yaml").ppo.lr for job in range(4)]
-    assert rates == [1e-3, 2e-3, 1e-3, 2e-3]
+    found = [OmegaConf.load(where / str(job) / ".hydra/config.yaml").callbacks.checkpoints.every for job in range(4)]
+    assert found == [1, 2, 1, 2]
+    other = swept(f"resume={where}", "ppo.lr=1e-3")
+    assert "holds another sweep, differing in ppo.lr=1e-3; choose another" in other.stderr
+    assert not list(where.glob(f"*/{FAILED}"))
 
 
 def test_what_cannot_be_swept_or_resumed_is_told_in_one_sentence(tmp_path: Path) -> None:
@@ -78,13 +81,12 @@ def test_a_job_is_complete_when_it_has_played_all_that_is_asked_for(tmp_path: Pa
     assert completed(config, tmp_path) is None
 
 
-def test_a_directory_that_holds_another_job_is_refused(tmp_path: Path) -> None:
-    same(tmp_path, ["seed=0", "rounds=2"])
-    same(tmp_path, ["seed=1", "rounds=2"])  # nothing has been played yet
-    (tmp_path / "checkpoints").mkdir()
-    same(tmp_path, ["seed=1", "rounds=9"])  # may go on for longer
-    with pytest.raises(ValueError, match="holds another job, differing in seed=1, seed=2; choose another"):
-        same(tmp_path, ["seed=2", "rounds=2"])
+def test_a_directory_that_holds_another_sweep_is_refused(tmp_path: Path) -> None:
+    same(tmp_path, ["seed=0,1"])  # nothing is there yet
+    (tmp_path / "multirun.yaml").write_text("hydra: {overrides: {task: ['seed=0,1', 'ppo.lam=${gamma}', rounds=2]}}")
+    same(tmp_path, ["ppo.lam=${gamma}", "seed=0,1", "rounds=9"])  # may go on for longer
+    with pytest.raises(ValueError, match="holds another sweep, differing in seed=0,1, seed=0,2; choose another"):
+        same(tmp_path, ["ppo.lam=${gamma}", "seed=0,2", "rounds=2"])
 
 
 def test_jobs_beside_each_other_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
