@@ -23,6 +23,7 @@ WAYS = {
     "1 rank, 2 threads": ("environment.envs=8", "environment.threads=2"),
     "2 ranks, 1 thread each": ("environment.envs=4", "environment.threads=1", "trainer=ddp"),
 }
+CORES = dict(zip(WAYS, (1, 2, 2), strict=True))
 
 
 def played(way: tuple[str, ...], rounds: int) -> list[dict[str, float]]:
@@ -47,7 +48,8 @@ def main() -> None:
     for name, rate in rates.items():
         update = median(line["time/update"] for line in found[name])
         seconds = median(line["time/environment"] for line in found[name])
-        print(f"{name:24} {rate / base:5.2f} x one rank on one core; an update takes {update / seconds:.1%} of playing")
+        told = f"{rate / base:5.2f} x one rank on one core, {rate / base / CORES[name]:.2f} of the ideal"
+        print(f"{name:24} {told}; an update takes {update / seconds:.1%} of playing")
 
 
 if __name__ == "__main__":
