@@ -70,7 +70,7 @@ def test_what_cannot_be_kept_is_refused_in_one_sentence(run: Path, tmp_path: Pat
     with pytest.raises(SystemExit, match=r"controller\.pt: exists already\.$"):
         main([str(run), str(path)])
     assert path.read_bytes() == before
-    with pytest.raises(SystemExit, match="must be a checkpoint, the directory of a run, or pretrained"):
+    with pytest.raises(SystemExit, match="must be a checkpoint or the directory of a run"):
         main([str(tmp_path / "nowhere"), str(tmp_path / "other.pt")])
     with pytest.raises(SystemExit, match=r"controller\.pt: File exists\.$"):
         main([str(run), str(path / "other.pt")])
