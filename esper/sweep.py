@@ -151,10 +151,12 @@ class Watch(Callback):
         directory = Path(config.hydra.sweep.dir)
         jobs = [job for job in runs_in(directory) if job != directory]
         names = dict(zip(jobs, named([(str(job), overrides_of(job)) for job in jobs]), strict=True))
-        failed = [job for job in jobs if (job / FAILED).is_file()]
+        failed = [job for job in jobs if (job / FAILED).is_file() or not (job / SUMMARY).is_file()]
         print(f"{len(jobs) - len(failed)} of {len(jobs)} jobs finished")
         for job in failed:
-            print(f"  {job.name} failed ({names[job]}): {(job / FAILED).read_text(encoding='utf-8').strip()}")
+            told = job / FAILED
+            why = told.read_text(encoding="utf-8").strip() if told.is_file() else "it ended without a word"
+            print(f"  {job.name} failed ({names[job]}): {why}")
         print(f"next:\n  python -m esper.report {directory}")
         if failed:
             print(f"  python -m esper.run -m resume={directory}")
