@@ -129,10 +129,10 @@ def find_sweep(name: str) -> Path:
 
 def runs_in(directory: Path) -> list[Path]:
     """The directory itself, or, if it is a sweep's, those of its jobs in their order."""
-    jobs = [path.parent.parent for path in directory.glob("*/.hydra/config.yaml")]
-    if not jobs or not (directory / "multirun.yaml").is_file():
+    if not (directory / "multirun.yaml").is_file():
         return [directory]
-    return sorted(jobs, key=lambda job: (len(job.name), job.name))
+    jobs = [path.parent.parent for path in directory.glob("**/.hydra/config.yaml")]
+    return sorted(jobs, key=lambda job: (len(str(job)), job)) or [directory]
 
 
 def read_yaml(path: Path) -> Any:

@@ -42,7 +42,7 @@ from esper.ppo import (
 )
 from esper.resume import flat, overridden, prepared, save
 from esper.seeding import derive, seeded
-from esper.sweep import SUMMARY, asked, job, speaks, sweeping
+from esper.sweep import SUMMARY, asked, job, speaks, sweeping, told
 from esper.telemetry import Attention, Episodes, Progress, RoundRecords, conclusion, draw_rounds
 
 WIDTH = 120  # columns of what is printed into a file
@@ -270,7 +270,10 @@ def prepare_process() -> None:
     torch.set_num_threads(1)  # environments run in threads of their own
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    observer = "lightning.fabric.strategies.launchers.subprocess_script"
+    logging.getLogger(observer).setLevel(logging.INFO)  # tells of a rank that died before it ends the others
     warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning asks torch in a way that will go
+    warnings.filterwarnings("ignore", ".*sync_dist=True")  # ranks agree before they log
 
 
 def take_back(directory: Path) -> None:
@@ -289,7 +292,7 @@ def cli() -> None:
         sys.argv[1:] = prepared(sys.argv[1:])
     except ValueError as error:
         sys.exit(str(error))
-    entry(main, "run")
+    entry(told()(main), "run")
 
 
 if __name__ == "__main__":

@@ -4,17 +4,22 @@ import copy
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from esper.config import there
 from esper.evaluation.training import named
+from esper.ppo import RankLostError
 from esper.resume import key_of, overrides_of, read_yaml, runs_in
 
 FAILED, SUMMARY, SWEEP = "failed.txt", "summary.json", "multirun.yaml"
@@ -42,7 +47,7 @@ def job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bool],
     """One run of a sweep; what it came to by `optimized_metric`, or None if it failed.
 
     `train` is given the configuration and whether it goes on from a checkpoint. Whatever goes wrong is written down,
-    to be told at the end of the sweep; the other jobs go on.
+    to be told at the end of the sweep; the other jobs go on, unless a rank that they need is gone.
     """
     if speaks():
         (directory / FAILED).unlink(missing_ok=True)
@@ -57,12 +62,23 @@ def job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bool],
                 (directory / SUMMARY).unlink(missing_ok=True)  # of what is played anew
             figures = train(shared_out(config, HydraConfig.get().launcher), begun)
     except (Exception, SystemExit) as error:
-        told = f"{error}" if isinstance(error, ValueError | SystemExit) else f"{type(error).__name__}: {error}"
+        why = write_down(error, directory)
         if speaks():
-            (directory / FAILED).write_text(f"{told}\n", encoding="utf-8")
-            print(f"{directory}: failed: {told}", file=sys.stderr)
+            print(f"{directory}: failed: {why}", file=sys.stderr)
+        if isinstance(error, RankLostError):
+            sys.exit(why)
         return None
     return figures.get(config.optimized_metric)
+
+
+def write_down(error: BaseException, directory: Path) -> str:
+    """Leave in a directory why its job failed, and where if that is no sentence for users; gives the sentence."""
+    plain = isinstance(error, ValueError | SystemExit | RankLostError)
+    why = " ".join((f"{error}" if plain else f"{type(error).__name__}: {error}").split())
+    where = "" if plain else "\n" + "".join(traceback.format_exception(error))
+    if speaks():
+        (directory / FAILED).write_text(f"{why}\n{where}", encoding="utf-8")
+    return why
 
 
 def completed(config: DictConfig, directory: Path) -> Figures | None:
@@ -128,6 +144,8 @@ def shared_out(config: DictConfig, launcher: DictConfig) -> DictConfig:
 class Watch(Callback):
     """Refuses a sweep that cannot work before it begins, and tells at its end what became of its jobs."""
 
+    begun: ClassVar[Path | None] = None  # directory of the sweep that this process is in
+
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         if not speaks():
             return
@@ -140,24 +158,53 @@ class Watch(Callback):
         except ValueError as error:
             sys.exit(str(error))
         directory.mkdir(parents=True, exist_ok=True)
+        (directory / FAILED).unlink(missing_ok=True)
         OmegaConf.save(config, directory / SWEEP)  # not every sweeper does
+        Watch.begun = directory
         if "hydra.sweep.dir" not in map(key_of, sys.argv):
             quoted = str(directory).replace("'", "\\'")
             sys.argv.append(f"hydra.sweep.dir='{quoted}'")  # other ranks are started with the same words, but later
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        if not speaks():
-            return
-        directory = Path(config.hydra.sweep.dir)
-        jobs = [job for job in runs_in(directory) if job != directory]
-        names = dict(zip(jobs, named([(str(job), overrides_of(job)) for job in jobs]), strict=True))
-        failed = [job for job in jobs if (job / FAILED).is_file() or not (job / SUMMARY).is_file()]
-        print(f"{len(jobs) - len(failed)} of {len(jobs)} jobs finished")
-        for job in failed:
-            told = job / FAILED
-            why = told.read_text(encoding="utf-8").strip() if told.is_file() else "it ended without a word"
-            print(f"  {job.name} failed ({names[job]}): {why}")
-        print(f"next:\n  python -m esper.report {directory}")
-        if failed:
-            print(f"  python -m esper.run -m resume={directory}")
+        Watch.begun = None
+        if speaks() and tell(Path(config.hydra.sweep.dir)):
             sys.exit(1)
+
+
+def failure(job: Path) -> str | None:
+    """Why a job failed, in one line; None if it did not."""
+    if (job / FAILED).is_file():
+        return (job / FAILED).read_text(encoding="utf-8").partition("\n")[0]
+    return None if (job / SUMMARY).is_file() else "it was killed, or still runs"
+
+
+def tell(directory: Path) -> bool:
+    """Print what became of the jobs of a sweep; whether any failed."""
+    jobs = [job for job in runs_in(directory) if job != directory]
+    known = [(str(job), overrides_of(job)) for job in jobs]
+    names = named(known) if len(known) > 1 else [" ".join(overrides) for _, overrides in known]
+    failed = [f"  {job.relative_to(directory)} failed ({name}): {why}"
+              for job, name in zip(jobs, names, strict=True) if (why := failure(job)) is not None]  # fmt: skip
+    print(f"{len(jobs) - len(failed)} of {len(jobs)} jobs finished", *failed, sep="\n")
+    print(f"next:\n  python -m esper.report {directory}")
+    if failed:
+        print(f"  python -m esper.run -m resume={directory}")
+    return bool(failed)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Whatever ends a sweep inside before all its jobs have, what became of them is printed."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        directory, Watch.begun = Watch.begun, None
+        if directory is None or not speaks() or not any(job != directory for job in runs_in(directory)):
+            raise
+        why = write_down(error, directory)
+        sys.stdout.flush()
+        tell(directory)
+        if isinstance(error, SystemExit | HydraException | OmegaConfBaseException):
+            raise
+        first, _, _ = why.partition(". ")
+        sys.exit(f"the sweep ended before all jobs had: {first} ({directory / FAILED} has more).")

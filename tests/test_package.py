@@ -9,6 +9,8 @@ import pytest
 
 from esper.config import CONF
 
+pytestmark = pytest.mark.xdist_group("package")  # what they share is made once
+
 PROJECT = Path(__file__).parent.parent
 
 

@@ -20,6 +20,8 @@ from esper.resume import overridden, overrides_of, prepared, save
 from esper.run import cli, train
 from tests.environment_kit import SMALL, SMALL_TEXT
 
+pytestmark = pytest.mark.xdist_group("run")  # what they share is made once
+
 TINY = (
     *SMALL, "host=cifar_blind", "environment.steps=4", "policy.hidden=16", "ppo.epochs=2", "collector.warmup=1",
     "validate_every=2", "name=tiny",

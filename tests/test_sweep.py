@@ -3,8 +3,11 @@
 import json
 import math
 import os
-import subprocess
 import sys
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +16,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from esper.config import CONF, compose_config
-from esper.sweep import FAILED, alone, completed, installed, same, shared_out
+from esper.run import cli
+from esper.sweep import FAILED, alone, completed, installed, same, shared_out, write_down
 
 TINY = ("+experiment=oracle", "rounds=1", "environment.envs=2", "collector.warmup=1", "ppo.epochs=1", "logger=none",
         "callbacks.dashboard=null")  # fmt: skip
@@ -21,35 +25,100 @@ JOBLIB = OmegaConf.create({"_target_": "hydra_plugins.hydra_joblib_launcher.Jobl
 BASIC = OmegaConf.create({"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"})
 
 
-def swept(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "esper.run", "-m", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+@dataclass
+class Swept:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def swept(*arguments: str) -> Swept:
+    """What a sweep comes to whose sweeper is in this process."""
+    out, err, code = StringIO(), StringIO(), 0
+    patched, warned = pytest.MonkeyPatch.context(), warnings.catch_warnings()
+    with patched as patch, warned, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["esper.run", "-m", *arguments])
+        warnings.simplefilter("ignore")  # a run has filters of its own
+        try:
+            cli()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+            err.write("" if isinstance(ended.code, int) else f"{ended.code}\n")
+    return Swept(code, out.getvalue(), err.getvalue())
 
 
 def test_a_failed_job_stops_no_other_and_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     where = tmp_path / "sweep"
-    first = swept(*TINY, "seed=0,1", "callbacks.checkpoints.every=1,0", f"hydra.sweep.dir={where}")
+    first = swept(*TINY, "callbacks.checkpoints.every=1,0,2", f"hydra.sweep.dir={where}")
     assert first.returncode == 1
-    assert "2 of 4 jobs finished" in first.stdout
-    assert first.stdout.count("callbacks.checkpoints.every=0: must be at least 1.") == 2  # told at the end
+    assert "2 of 3 jobs finished" in first.stdout
+    assert "callbacks.checkpoints.every=0: must be at least 1." in first.stdout  # told at the end
     assert (where / "1" / FAILED).read_text() == "callbacks.checkpoints.every=0: must be at least 1.\n"
     assert f"python -m esper.run -m resume={where}" in first.stdout
-    finished = [where / job / "checkpoints/last.ckpt" for job in ("0", "2")]
-    before = [path.stat().st_mtime_ns for path in finished]
+    finished = where / "0/checkpoints/last.ckpt"
+    before = finished.stat().st_mtime_ns
 
     (where / "2/summary.json").unlink()  # as if it had been killed after its last round
-    second = swept(f"resume={where}", "callbacks.checkpoints.every=1,2")
+    second = swept(f"resume={where}", "callbacks.checkpoints.every=1,3,2")
     assert second.returncode == 0, second.stderr
-    assert "4 of 4 jobs finished" in second.stdout
+    assert "3 of 3 jobs finished" in second.stdout
     assert second.stdout.count("finished already") == 1
-    assert finished[0].stat().st_mtime_ns == before[0]
+    assert finished.stat().st_mtime_ns == before
     assert "(1 done)" in second.stdout
     assert not list(where.glob(f"*/{FAILED}"))
-    found = [OmegaConf.load(where / str(job) / ".hydra/config.yaml").callbacks.checkpoints.every for job in range(4)]
-    assert found == [1, 2, 1, 2]
+    found = [OmegaConf.load(where / str(job) / ".hydra/config.yaml").callbacks.checkpoints.every for job in range(3)]
+    assert found == [1, 3, 2]
     other = swept(f"resume={where}", "ppo.lr=1e-3")
     assert "holds another sweep, differing in ppo.lr=1e-3; choose another" in other.stderr
     assert not list(where.glob(f"*/{FAILED}"))
+
+
+def test_a_job_killed_under_joblib_is_told_of_and_goes_on_when_the_sweep_is_resumed(tmp_path: Path) -> None:
+    where = tmp_path / "sweep"
+    dies = "+callbacks.witness._target_=tests.ppo.ranks.Witness"
+    words = (*TINY, dies, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={where}")
+    first = swept(*words, "+callbacks.witness.dies=null,0")
+    assert first.returncode == 1
+    assert "jobs finished" in first.stdout
+    assert "dies=0): it was killed, or still runs" in first.stdout
+    assert f"python -m esper.run -m resume={where}" in first.stdout
+    assert "the sweep ended before all jobs had: TerminatedWorkerError" in first.stderr
+    assert "Traceback" not in first.stderr
+    second = swept(f"resume={where}", "+callbacks.witness.dies=null,1")
+    assert second.returncode == 0, second.stderr
+    assert "2 of 2 jobs finished" in second.stdout
+
+
+def test_submitit_plays_jobs_wherever_a_sweep_puts_them(tmp_path: Path) -> None:
+    words = ("hydra/launcher=submitit_local", f"hydra.sweep.dir={tmp_path}", "hydra.sweep.subdir=of/${seed}")
+    done = swept(*TINY, "seed=0,1", *words)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 jobs finished" in done.stdout
+    assert all((tmp_path / "of" / seed / "summary.json").is_file() for seed in "01")
+
+
+def test_a_search_goes_to_its_end_and_tells_if_everything_failed(tmp_path: Path) -> None:
+    search = ("+hparams_search=ppo", "hydra.sweeper.n_trials=2")
+    found = swept(*TINY, *search, f"hydra.sweep.dir={tmp_path}/found", "optimized_metric=episode/score")
+    assert found.returncode == 0, found.stderr
+    best = OmegaConf.load(tmp_path / "found/optimization_results.yaml")
+    scores = [json.loads((tmp_path / f"found/{job}/summary.json").read_text())["episode/score"] for job in "01"]
+    assert best.best_value == max(scores)
+    none = swept(*TINY, *search, f"hydra.sweep.dir={tmp_path}/none", "callbacks.checkpoints.every=0")
+    assert none.returncode == 1
+    assert "0 of 2 jobs finished" in none.stdout
+    assert "Traceback" not in none.stderr
+
+
+def test_what_went_wrong_in_a_job_is_written_down_with_where(tmp_path: Path) -> None:
+    assert write_down(ValueError("rounds=0: no."), tmp_path) == "rounds=0: no."
+    assert (tmp_path / FAILED).read_text() == "rounds=0: no.\n"
+    with pytest.raises(KeyError) as raised:
+        raise KeyError("lost")
+    assert write_down(raised.value, tmp_path) == "KeyError: 'lost'"
+    first, *rest = (tmp_path / FAILED).read_text().splitlines()
+    assert first == "KeyError: 'lost'"
+    assert "test_sweep.py" in "".join(rest)
 
 
 def test_what_cannot_be_swept_or_resumed_is_told_in_one_sentence(tmp_path: Path) -> None:

@@ -194,9 +194,12 @@ class PPO(LightningModule):
         return {**dict(zip(named, agreed, strict=True)), "policy/entropy_bonus": bonus}, before
 
     def report(self, figures: dict[str, float]) -> None:
-        """Figures against our own count of decisions, since Lightning's counts optimizer steps."""
+        """Figures against our own count of decisions, since Lightning's counts optimizer steps.
+
+        Ranks have agreed on them already, but for seconds and memory, of which each has its own.
+        """
         self.latest.update(figures)
-        self.log_dict(figures, logger=False, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        self.log_dict(figures, logger=False, on_step=False, on_epoch=True, batch_size=1)
         for logger in self.loggers:
             logger.log_metrics({**figures, "round": self.counters.rounds}, step=self.counters.decisions)
 
@@ -225,5 +228,5 @@ def summary(rollout: Rollout) -> dict[str, float]:
     op = rollout.each("op")
     for index, name in enumerate(rollout.layout.ops):
         figures[f"policy/op_{name}"] = ((op == index) & valid).sum() / valid.sum()
-    found = torch.stack([share(figure.to(valid.device).double()) for figure in figures.values()]).tolist()
+    found = share(torch.stack([figure.to(valid.device).double() for figure in figures.values()])).tolist()
     return {**dict(zip(figures, found, strict=True)), **{f"time/{name}": s for name, s in rollout.seconds.items()}}

@@ -15,6 +15,8 @@ from esper.records import read
 from tests.controllers.nets import policy
 from tests.evaluation.kit import TASK, evaluated, trained
 
+pytestmark = pytest.mark.xdist_group("arms")  # what they share is made once
+
 EPISODES = 3
 Lines = dict[str, list[dict[str, Any]]]
 

@@ -13,6 +13,8 @@ from esper.lifecycle import Layout
 from esper.records import read
 from tests.evaluation.kit import TASK, evaluated, trained
 
+pytestmark = pytest.mark.xdist_group("learners")  # what they share is made once
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,7 +12,7 @@ from esper.ppo import PPO, Rollout
 
 
 class Witness(Callback):
-    """Saves every round's episodes and, at the end, all weights and statistics; may end its own rank like a crash.
+    """Saves every round's episodes and statistics and, at the end, all weights; may end its own rank like a crash.
 
     Arguments:
         directory: of the run
@@ -27,7 +27,9 @@ class Witness(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Rollout, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, PPO)
-        self._rounds.append({"seeds": batch.seeds, "log_prob": batch.log_prob, "action": batch.action})
+        statistics = {name: buffer.clone() for name, buffer in pl_module.named_buffers()}
+        seen = {"seeds": batch.seeds, "log_prob": batch.log_prob, "action": batch.action, "statistics": statistics}
+        self._rounds.append(seen)
         if trainer.global_rank == self._dies and pl_module.counters.rounds == self._at:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -22,6 +22,8 @@ from esper.telemetry.profiler import activities
 from esper.telemetry.timeline import diary, timeline
 from tests.telemetry.kit import TINY, run
 
+pytestmark = pytest.mark.xdist_group("dashboard")  # what they share is made once
+
 ABSENT = {"health/device_memory_gb"}  # without a GPU
 
 
