@@ -159,4 +159,6 @@ def _mean(axes: Axes, runs: Sequence[Training], shade: Any) -> None:
     shared = sorted(set.intersection(*(set(table) for table in tables))) if len(runs) > 1 else []
     if shared:
         means = [float(np.mean([table[number] for table in tables])) for number in shared]
-        axes.plot(shared, means, color=shade, linewidth=2.2, label="mean")
+        parts = [run.name.split(", ") for run in runs]
+        alike = [part for part in parts[0] if all(part in others for others in parts)]
+        axes.plot(shared, means, color=shade, linewidth=2.2, label=", ".join(["mean", *alike]))

@@ -41,9 +41,13 @@ def test_runs_are_called_by_what_sets_them_apart() -> None:
 
 
 def test_curves_draw_every_run_and_the_mean_of_rounds_that_all_have() -> None:
-    scores = curves([run(4), run(6)]).axes[0]
-    drawn = {str(line.get_label()): list(line.get_xdata()) for line in scores.get_lines() if line.get_linewidth() > 2}
-    assert drawn == {"mean": [1, 2, 3, 4]}
-    apart = curves([replace(run(4), settings=settings) for settings in ("", "", "other", "other")]).axes[0]
-    assert len([line for line in apart.get_lines() if line.get_label() == "mean"]) == 2
-    assert "mean" not in {line.get_label() for line in curves([run(4)]).axes[0].get_lines()}
+    def means(*runs: Training) -> dict[str, list[int]]:
+        lines = [line for line in curves(runs).axes[0].get_lines() if line.get_linewidth() > 2]
+        return {str(line.get_label()): list(line.get_xdata()) for line in lines}
+
+    seeds = [replace(run(4), name="seed=0"), replace(run(6), name="seed=1")]
+    assert means(*seeds) == {"mean": [1, 2, 3, 4]}
+    rewards = ("basic", "sparse")
+    apart = [replace(some, name=f"{some.name}, reward={r}", settings=r) for r in rewards for some in seeds]
+    assert set(means(*apart)) == {"mean, reward=basic", "mean, reward=sparse"}
+    assert not means(run(4))
