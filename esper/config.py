@@ -147,10 +147,25 @@ def check(config: DictConfig) -> None:
         raise ValueError(f"data: a host of topology {host.topology} needs {kind}; choose another data set or host.")
 
 
+def hosts(config: DictConfig) -> dict[str, DictConfig]:
+    """The configuration of the host, or of each of several that episodes draw from, by name."""
+    if "hosts" not in config.host:
+        return {"host": config.host}
+    return {str(name): node for name, node in config.host.hosts.items()}
+
+
 def _outline(config: DictConfig) -> Host:
-    """The host without its weights, to ask for its slots."""
+    """The host, or the first of several that have the same slots, without its weights."""
     with torch.device("meta"):
-        host: Host = build(config.host)
+        found: dict[str, Host] = {name: build(node) for name, node in hosts(config).items()}
+    (first, host), *others = found.items()
+    for name, other in others:
+        names = [[slot.name for slot in some.slots] for some in (host, other)]
+        if names[0] != names[1] or host.topology != other.topology:
+            raise ValueError(
+                f"host.hosts: {name} has other slots than {first} ({', '.join(names[1])}; {', '.join(names[0])}), and "
+                "a controller cannot play both."
+            )
     return host
 
 
@@ -271,7 +286,7 @@ def build_environment(config: DictConfig, envs: int | None = None) -> Environmen
     changes = {} if envs is None else {"envs": envs}
     environment: Environment = build(
         config.environment,
-        build=partial(build, config.host),
+        hosts={name: partial(build, node) for name, node in hosts(config).items()},
         data=build(config.data),
         space=build_space(config),
         rules=build(config.lifecycle),

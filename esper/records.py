@@ -97,6 +97,7 @@ def episode(environment: Environment, log: EpisodeLog, env: int, about: Mapping[
     return {
         "version": VERSION,
         **about,
+        **({"host": environment.stock.name(log.seeds[env])} if len(environment.stock) > 1 else {}),
         "seed": log.seeds[env],
         "data": environment.data.name,
         "slots": list(environment.space.slots),

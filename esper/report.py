@@ -68,10 +68,10 @@ def gather(directory: Path) -> Found:
     own = {
         "config": OmegaConf.to_container(config, resolve=True),
         "learner": str(directory),
-        "host": presets(directory).partition(" on ")[0],
         "rule": run.settings,
     }
-    return Found(directory, [{**line, **own} for line in _last_held_out(lines)], source, run)
+    host = presets(directory).partition(" on ")[0]  # unless an episode has drawn one
+    return Found(directory, [{"host": host, **line, **own} for line in _last_held_out(lines)], source, run)
 
 
 def gathered(directories: Sequence[Path]) -> Iterator[Found]:

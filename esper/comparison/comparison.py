@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.progress import Progress
 
 from esper.comparison.choice import check_arms, chosen_arms, recorded_actions, reference_of
-from esper.config import build, build_environment, check
+from esper.config import build, build_environment, check, hosts
 from esper.controllers import Entry, Learned, Schedule, random_entries
 from esper.environment import Environment, Start
 from esper.evaluation.arms import Bench, arm_of
@@ -48,7 +48,7 @@ class Comparison:
             weights={learner.label: f"{learner.weights}, {self.mode(learner)}" for learner in self.learners},
             repeated=recorded_actions(config) if config.replay.records and "replay" in self.arms else None,
         )
-        host = chosen_options().get("host", config.host._target_.rpartition(".")[2])
+        host = chosen_options().get("host", config.host.get("_target_", "").rpartition(".")[2])
         self.played = Played(directory / "episodes.jsonl", {"host": host, "config": plain(config)})
         if isinstance(config.export, int) and config.export >= max(self.expected, len(self.played.all)):
             raise ValueError(f"export={config.export}: must be below the {self.expected} episodes that are played.")
@@ -108,20 +108,22 @@ class Comparison:
         return [job for name in arms for job in arm_of(name).jobs(self.bench)]
 
     def _search(self, progress: Progress) -> list[Entry]:
-        """The best of many random timetables, by what it came to on validation, on a seed of its own."""
-        space, steps = self.environment.space, self.environment.steps
-        count = self.config.schedules or max(learner.about["episodes"] for learner in self.learners)
-        seeds = [derive("timetable", self.config.seed, index) for index in range(count)]
+        """The best of many random timetables, by what it came to on validation, in an episode of each host."""
+        space, steps, stock = self.environment.space, self.environment.steps, self.environment.stock
+        episodes = self.config.schedules or max(learner.about["episodes"] for learner in self.learners)
+        count = max(1, episodes // len(stock))
+        seeds = [stock.seeds("timetable", self.config.seed, index) for index in range(count)]
+        tables = [random_entries(space, steps, derive("timetable", self.config.seed, index)) for index in range(count)]
         tried = Played(self.directory / "search.jsonl", {})
         jobs = [
-            Job("search", None, (seed,), Schedule(space, random_entries(space, steps, seed)), Start(), "chance")
-            for seed in seeds
+            Job("search", None, (seed,), Schedule(space, table), Start(), "chance")
+            for table, own in zip(tables, seeds, strict=True)
+            for seed in own
         ]
         self._play(progress, tried, jobs, test=False)
-        lines = [line for line in tried.lines if line["seed"] in set(seeds)]
-        self._searched = len(lines), sum(line["flops"] for line in lines) / 1e9
-        best = max(lines, key=_selection)
-        return random_entries(space, steps, best["seed"])
+        lines = {line["seed"]: line for line in tried.lines}
+        self._searched = count, sum(lines[seed]["flops"] for own in seeds for seed in own) / 1e9
+        return tables[max(range(count), key=lambda index: sum(_selection(lines[seed]) for seed in seeds[index]))]
 
     def _play(self, progress: Progress, played: Played, jobs: Sequence[Job], *, test: bool) -> None:
         waiting = sum(len(job.seeds) for job in played.missing(jobs))
@@ -159,11 +161,13 @@ class Comparison:
         entries = sorted(self.bench.timetable, key=lambda entry: entry.at)
         told = "; ".join(f"{e.blueprint[0]} in {e.slot} at step {e.at:.0f}, blended by {e.blend}" for e in entries)
         count, gflops = self._searched
-        learned = max((learner.about["episodes"] for learner in self.learners), default=count)
-        fewer = f" (fewer than the {learned} episodes that the controller learned from)" if count < learned else ""
+        episodes = count * len(self.environment.stock)
+        learned = max((learner.about["episodes"] for learner in self.learners), default=episodes)
+        fewer = f" (fewer than the {learned} episodes that the controller learned from)" if episodes < learned else ""
+        each = f", each on {len(self.environment.stock)} hosts" if episodes > count else ""
         return [
-            f"best_open_loop is the best of {count} timetables{fewer}, whose search took {gflops:,.0f} GFLOPs that no "
-            f"episode is charged for: {told or 'nothing is grown'}."
+            f"best_open_loop is the best of {count} timetables{each}{fewer}, whose search took {gflops:,.0f} GFLOPs "
+            f"that no episode is charged for: {told or 'nothing is grown'}."
         ]
 
     def export(self, meant: str | int) -> tuple[Path, dict[str, Any]]:
@@ -181,14 +185,14 @@ class Comparison:
                     f"export={meant}: played again, {key[0]} on seed {key[2]} ends with {name} {again[name]}, not "
                     f"{line[name]}; hosts are not trained here as they were then."
                 )
-        arguments = {name: value for name, value in plain(self.config.host).items() if name != "_target_"}
+        host = plain(hosts(self.config)[self.environment.stock.name(line["seed"])])
         told = ("controller", "learner", "seed", "score", "test_score", "validation_score", "parameters", "flops")
         path = self.directory / f"grown_{self.played.all.index(line)}.pt"
         export(
             path,
             self.environment.model(env),
             self.environment.committed(env),
-            host={"target": self.config.host._target_, "arguments": arguments},
+            host={"target": host.pop("_target_"), "arguments": host},
             about={
                 **{name: line.get(name) for name in told},
                 "data": self.environment.data.preparation(),

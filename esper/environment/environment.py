@@ -4,12 +4,12 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from esper.data import Data
-from esper.environment.flops import Costs
 from esper.environment.governor import Governor, Reason
 from esper.environment.host_run import PRECISIONS, HostRun, Plan, RunOptions
 from esper.environment.keeper import Keeper
@@ -18,6 +18,7 @@ from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, V
 from esper.environment.record import Measured, StepRecord, rated
 from esper.environment.start import Start, planted
 from esper.environment.step import Rewarded, Step
+from esper.environment.stock import Stock
 from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, fossil_settings, seed_settings
 from esper.hosts import Host
 from esper.lifecycle import (
@@ -40,7 +41,7 @@ class Environment:
     """N host runs, each with an episode seed of its own; what one does never depends on its neighbours.
 
     Arguments:
-        build: makes a host
+        hosts: make a host each, by name; which of them an episode has follows from its seed
         data: what hosts train on
         space, rules: what may be done, and when
         optimizer: makes the optimizer of a growing host
@@ -62,7 +63,7 @@ class Environment:
     def __init__(
         self,
         *,
-        build: Callable[[], Host],
+        hosts: Mapping[str, Callable[[], Host]],
         data: Data,
         space: ActionSpace,
         rules: Rules,
@@ -100,16 +101,13 @@ class Environment:
         self.space, self.rules, self.data, self.envs, self.steps = space, rules, data, envs, steps
         self.name = data.name
         self.layout = Layout.of(space, BASE_WIDTH, SLOT_WIDTH)
-        self._build, self._optimizer, self._make_governor, self._reward = build, optimizer, governor, reward
+        self._optimizer, self._make_governor, self._reward = optimizer, governor, reward
         self._every, self._time_limit = attribution_every, time_limit
         self._options = RunOptions(
             batch, batches, validation_batch, attribution_share, gradient_stride, str(precision), coadapt
         )
         example, _ = next(data.batches("validation", 1))
-        self._costs = Costs(build, example)
-        for name in space.slots:
-            if name not in self._costs.slots:
-                raise ValueError(f"slots.names: {name} is no slot of this host; it has {', '.join(self._costs.slots)}.")
+        self.stock = Stock(hosts, example, space.slots)
         self._threads = min(envs, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
         self._runs: list[HostRun] = []
@@ -120,8 +118,13 @@ class Environment:
         if not 1 <= len(seeds) <= self.envs:
             raise ValueError(f"seeds: {len(seeds)} were given for environment.envs={self.envs}.")
         self._starts = list(starts or [Start()] * len(seeds))
-        parts = {"build": self._build, "optimizer": self._optimizer, "data": self.data, "options": self._options}
-        self._runs = [HostRun(seed, **parts) for seed in seeds]  # type: ignore[arg-type]
+        self._runs = [
+            HostRun(
+                seed, build=partial(self.stock.build, seed), optimizer=self._optimizer, data=self.data,
+                options=self._options,
+            )
+            for seed in seeds
+        ]  # fmt: skip
         self._slots = planted(self._starts, self.space)
         self._put(self._slots.stage == Stage.FOSSILIZED, self._slots)
         for run in (run for run, start in zip(self._runs, self._starts, strict=True) if start.frozen):
@@ -129,7 +132,8 @@ class Environment:
         everywhere = torch.ones(len(seeds), dtype=torch.bool)
         self._governor = self._make_governor(envs=len(seeds), chance=math.log(self.data.options))
         self._keeper = Keeper(self._runs, self.space.slots)
-        self._ledger = Ledger(self._runs, self._costs, self.data, self.space.slots, self._options)
+        costs = [self.stock.costs(seed) for seed in seeds]
+        self._ledger = Ledger(self._runs, costs, self.data, self.space.slots, self._options)
         now = self._remeasured(everywhere, self._slots, False)
         self._initial_score = now.score
         self._view = first_view(self.steps, self._slots, now, self._ledger.host_parameters)
@@ -201,12 +205,12 @@ class Environment:
         """FLOPs of the episodes so far by what they went into: float64 [envs] each, in total the measured `flops`."""
         return {part: flops.clone() for part, flops in self._ledger.spent.items()}
 
-    def batches_for(self, flops: float, fossils: Mapping[str, tuple[str, str]]) -> int:
-        """`Start.batches` with which an episode with such fossils from the start, and no more, costs about `flops`."""
+    def batches_for(self, flops: float, fossils: Mapping[str, tuple[str, str]], seed: int) -> int:
+        """`Start.batches` with which a seed's episode with such fossils from the start, and no more, costs `flops`."""
         planted([Start(fossils=fossils)], self.space)  # refuses what does not exist
         validated = self.data.size("validation")
         sizes = {"steps": self.steps, "batch": self._options.batch, "validated": validated}
-        return batches_for(flops, fossils, self._costs, **sizes)
+        return batches_for(flops, fossils, self.stock.costs(seed), **sizes)
 
     def outcome(self) -> dict[str, Tensor]:
         """What the episodes have come to so far, by what was validated: figures [envs]."""

@@ -23,10 +23,10 @@ PARTS = (
 
 
 class Ledger:
-    """Kept in the main thread, for all environments of a round."""
+    """Kept in the main thread, for all environments of a round; `costs` are those of each, of hosts with like slots."""
 
     def __init__(
-        self, runs: Sequence[HostRun], costs: Costs, data: Data, slots: tuple[str, ...], options: RunOptions
+        self, runs: Sequence[HostRun], costs: Sequence[Costs], data: Data, slots: tuple[str, ...], options: RunOptions
     ) -> None:
         self._runs, self._costs, self._data, self._slots, self._options = runs, costs, data, slots, options
         self.host_parameters = torch.tensor([float(parameter_count(run.model.host)) for run in runs])
@@ -35,7 +35,7 @@ class Ledger:
 
     def epoch(self, env: int, plan: Plan) -> None:
         """Charge a step's training, its validation and its probes."""
-        seeds, costs, options = self._seed_costs(env), self._costs, self._options
+        seeds, costs, options = self._seed_costs(env), self._costs[env], self._options
         trained, validated = options.batch * plan.batches, self._data.size("validation")
         probed = min(validated, options.probes(validated) * options.validation_batch)
         self.spent["training"][env] += costs.train(seeds, plan.settings) * trained
@@ -45,7 +45,7 @@ class Ledger:
 
     def validation(self, env: int, settings: Settings) -> None:
         """Charge a validation on its own."""
-        flops = self._costs.forward(self._seed_costs(env), settings) * self._data.size("validation")
+        flops = self._costs[env].forward(self._seed_costs(env), settings) * self._data.size("validation")
         self.spent["validation"][env] += flops
 
     def germinated(self, where: Tensor, score: Tensor) -> None:
@@ -65,7 +65,7 @@ class Ledger:
         """Unpack what the runs measured, [envs, figures]; with `committed`, only fossils count as parameters."""
         base = dict(zip(BASE, vector[:, : len(BASE)].unbind(1), strict=True))
         by_slot = vector[:, len(BASE) :].view(len(vector), -1, len(SLOT))
-        columns = [self._costs.slots.index(name) for name in self._slots]
+        columns = [self._costs[0].slots.index(name) for name in self._slots]
         slot = {name: by_slot[:, columns, index] for index, name in enumerate(SLOT)}
         score = self._data.score("validation", base["loss"], base["accuracy"])
         counted = slots.stage == Stage.FOSSILIZED if committed else slots.occupied
@@ -88,7 +88,7 @@ class Ledger:
     def _seed_costs(self, env: int) -> dict[str, Work]:
         model = self._runs[env].model
         seeds = {name: model.seed(name) for name in model.seeds}
-        return {name: self._costs.seed(name, seed.blueprint, seed.blend) for name, seed in seeds.items()}
+        return {name: self._costs[env].seed(name, seed.blueprint, seed.blend) for name, seed in seeds.items()}
 
 
 def batches_for(

@@ -100,7 +100,7 @@ def _static(arm: str, *, grown: bool, matched: bool) -> Callable[[Bench], list[J
         found = []
         for line in bench.reference:
             kept = {slot: (blueprint, blend) for slot, (blueprint, blend) in line["fossils"].items()} if grown else {}
-            batches = bench.environment.batches_for(line["flops"], kept) if matched else None
+            batches = bench.environment.batches_for(line["flops"], kept, line["seed"]) if matched else None
             start = Start(fossils=kept, batches=batches)
             origin = digest([line["controller"], start.told()])
             found.append(Job(arm, line["learner"], (line["seed"],), bench.still(), start, origin, line["controller"]))

@@ -92,7 +92,8 @@ def sort(lines: Sequence[Mapping[str, Any]]) -> tuple[list[Task], list[str]]:
     for line in lines:
         split = "test" if "test_score" in line else "validation"
         config = line.get("config", {})
-        key = json.dumps([line["data"], split, _essence(config)], sort_keys=True)
+        drawn = line.get("host") if "hosts" in (config.get("host") or {}) else None
+        key = json.dumps([line["data"], split, drawn, _essence(config)], sort_keys=True)
         task = tasks.setdefault(key, Task(f"{line.get('host', 'a host')} on {line['data']}", split, config))
         known = rules.setdefault((id(task), line["controller"]), [])
         if line.get("rule", "") not in known:

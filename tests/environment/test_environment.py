@@ -138,7 +138,7 @@ def test_the_host_epoch_and_the_measurement_run_on_the_meta_device() -> None:
     data.splits = {k: Labelled(v.images.to("meta"), v.labels.to("meta")) for k, v in data.splits.items()}
     data._padded, data._mean, data._std = (t.to("meta") for t in (data._padded, data._mean, data._std))
     data.device = torch.device("meta")
-    run = HostRun(None, build=env._build, optimizer=env._optimizer, data=data, options=env._options)
+    run = HostRun(None, build=lambda: env.stock.build(0), optimizer=env._optimizer, data=data, options=env._options)
     packed = run.epoch(seeded_run(run), (0.0, 0.1))
     assert (packed.device.type, packed.shape) == ("meta", (6 + 3 * 4,))
 
@@ -150,7 +150,7 @@ def test_a_text_host_trains_and_is_measured_on_the_meta_device() -> None:
     data = env.data
     data.splits = {name: tokens.to("meta") for name, tokens in data.splits.items()}
     data.device = torch.device("meta")
-    run = HostRun(None, build=env._build, optimizer=env._optimizer, data=data, options=env._options)
+    run = HostRun(None, build=lambda: env.stock.build(0), optimizer=env._optimizer, data=data, options=env._options)
     run.graft("segment1", "attention", Blend.GATED)
     run.graft("segment2", "mlp_small", Blend.ADD)
     settings = {"segment1": Setting(Mode.BLENDED, 0.5), "segment2": Setting(Mode.BEHIND, 1.0)}

@@ -233,7 +233,7 @@ def test_a_budget_of_flops_becomes_the_batches_that_cost_it(name: str) -> None:
     )
     target = 2.5 * waited(env, [Start()]).item()
     fossils = FOSSILS[name]
-    batches = [env.batches_for(target, grown) for grown in fossils]
+    batches = [env.batches_for(target, grown, 0) for grown in fossils]
     starts = [Start(fossils=grown, batches=number) for grown, number in zip(fossils, batches, strict=True)]
     spent = waited(env, starts)
     one_batch = env.spent()["training"] / torch.tensor(batches)
@@ -242,9 +242,9 @@ def test_a_budget_of_flops_becomes_the_batches_that_cost_it(name: str) -> None:
 
 
 def test_a_budget_that_is_used_up_still_trains_on_one_batch() -> None:
-    assert environment().batches_for(0.0, {}) == 1
+    assert environment().batches_for(0.0, {}, 0) == 1
 
 
 def test_a_budget_for_what_cannot_be_planted_is_refused() -> None:
     with pytest.raises(ValueError, match="lora in block1, blended by ADD, does not exist in this space"):
-        environment().batches_for(1e9, {"block1": ("lora", "ADD")})
+        environment().batches_for(1e9, {"block1": ("lora", "ADD")}, 0)

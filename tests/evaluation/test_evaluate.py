@@ -346,6 +346,21 @@ def test_the_best_network_to_export_is_one_that_grew(tmp_path: Path) -> None:
         evaluated(tmp_path / "other", "controllers=[all_seeds,schedule]", "episodes=1", "export=2")
 
 
+def test_hosts_that_are_drawn_are_tasks_of_their_own_and_a_timetable_is_tried_on_each(tmp_path: Path) -> None:
+    evaluated(tmp_path, "host=cifar_mixed", "controllers=[none,best_open_loop]", "schedules=4", "episodes=4")
+    tried = list(read(tmp_path / "search.jsonl"))
+    assert [line["host"] for line in tried] == ["cifar_blind", "cifar_baseline"] * 2
+    grown = [[s["action"] for s in line["steps"] if s["action"]["op"] == "GERMINATE"] for line in tried]
+    assert grown[0::2] == grown[1::2]  # the same timetable
+    assert grown[0] != grown[2]
+    lines = list(read(tmp_path / "episodes.jsonl"))
+    assert {line["host"] for line in lines} == {"cifar_blind", "cifar_baseline"}
+    text = (tmp_path / "report.md").read_text()
+    assert "best of 2 timetables, each on 2 hosts, whose search" in text
+    assert "cifar_blind on synthetic_images, test split: Results" in text
+    assert "Stratified by task" in text
+
+
 def test_a_searched_timetable_can_be_the_reference(tmp_path: Path) -> None:
     evaluated(tmp_path, "controllers=[replay]", "reference=best_open_loop", "schedules=3", "episodes=2")
     lines = list(read(tmp_path / "episodes.jsonl"))

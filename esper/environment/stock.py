@@ -1,0 +1,51 @@
+"""The hosts that episodes may have."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from esper.environment.flops import Costs
+from esper.hosts import Host
+from esper.seeding import derive
+
+
+class Stock:
+    """Hosts by name, each with what it costs; which of them an episode has follows from its seed.
+
+    Arguments:
+        hosts: make a host each
+        example: one sample, [1, ...]
+        slots: that every host must have
+    """
+
+    def __init__(self, hosts: Mapping[str, Callable[[], Host]], example: Tensor, slots: Sequence[str]) -> None:
+        self._hosts = dict(hosts)
+        self._costs = {name: Costs(build, example) for name, build in hosts.items()}
+        for name in slots:
+            for costs in self._costs.values():
+                if name not in costs.slots:
+                    raise ValueError(f"slots.names: {name} is no slot of this host; it has {', '.join(costs.slots)}.")
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def name(self, seed: int) -> str:
+        """Of the host that the episode of a seed has."""
+        names = list(self._hosts)
+        return names[derive("host", seed) % len(names)]
+
+    def build(self, seed: int) -> Host:
+        return self._hosts[self.name(seed)]()
+
+    def costs(self, seed: int) -> Costs:
+        return self._costs[self.name(seed)]
+
+    def seeds(self, purpose: str, seed: int, index: int) -> list[int]:
+        """An episode seed for each host, derived from a purpose; with a single host, the purpose's own."""
+        found: dict[str, int] = {}
+        tried = 0
+        while len(found) < len(self._hosts):
+            own = derive(purpose if tried == 0 else f"{purpose} {tried}", seed, index)
+            found.setdefault(self.name(own), own)
+            tried += 1
+        return [found[name] for name in self._hosts]
