@@ -1,7 +1,7 @@
 """The masked, factored distribution over actions: the op, then the slot under that op, then the heads that op uses.
 
 Every action that is drawn is legal, and the probabilities of all legal actions sum to one. A head that the op does not
-use is no part of the action: its log-probability is 0 and its option is written as 0.
+use is no part of the action: its log-probability is 0 and its option is written as 0, unless all heads are to count.
 """
 
 from collections.abc import Mapping
@@ -52,12 +52,19 @@ class Factored:
         layout: what the heads are
         floors: least probability of a legal option, by head
         validate: refuse masks without a legal option and logits that are not finite; costs a look at the device
+        masked: whether heads that an op does not use stay out of the action
     """
 
     def __init__(
-        self, logits: Logits, masks: Masks, layout: Layout, floors: Mapping[str, float], validate: bool
+        self,
+        logits: Logits,
+        masks: Masks,
+        layout: Layout,
+        floors: Mapping[str, float],
+        validate: bool,
+        masked: bool = True,
     ) -> None:
-        self._masks, self._layout = masks, layout
+        self._masks, self._layout, self._masked = masks, layout, masked
         if validate:
             _check(logits, masks, layout)
         self._op = masked_log_probs(logits.op, masks.op, floors.get("op", 0.0))
@@ -134,7 +141,8 @@ class Factored:
         return [self._layout.ops.index(op) for op in self._layout.users[head]]
 
     def _used(self, op: Tensor) -> Tensor:
-        return self._layout.uses(op.device)[op]
+        used = self._layout.uses(op.device)[op]
+        return used if self._masked else torch.ones_like(used)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # it looks at values

@@ -40,6 +40,7 @@ class Policy(nn.Module):
         forget_bias: of the LSTM's forget gates at the start, so that it begins by remembering
         floors: least probability of a legal option, by head; None is none
         validate: check masks and logits whenever actions are chosen or judged
+        masked: whether heads that an op does not use stay out of an action, as they should; False is for comparison
         momentum, least, most: of the observation statistics: weight of the newest (None: all alike), least standard
             deviation, and where normalised features are cut off
         compile: None, or the mode of torch.compile for the network; `dynamic` shapes, graph breaks allowed
@@ -63,6 +64,7 @@ class Policy(nn.Module):
         least: float,
         most: float,
         compile: str | None,
+        masked: bool = True,
     ) -> None:
         super().__init__()
         least_sizes = {"hidden": 1, "depth": 1, "layers": 0, "embedding": 1, "slot_width": 1, "head_hidden": 1}
@@ -79,6 +81,7 @@ class Policy(nn.Module):
                 f"policy.floors={dict(floors)}: must be in [0, 1) by head, of {', '.join(layout.head_names)}."
             )
         self.layout = layout
+        self.masked = masked
         self._validate, self._floors, self._least, self._most = validate, dict(floors), least, most
         ops, slots = len(layout.ops), len(layout.slots)
         self.base_statistics = RunningStatistics(layout.base, momentum)
@@ -155,7 +158,7 @@ class Policy(nn.Module):
     def distribution(self, logits: Logits, masks: Masks, validate: bool | None = None) -> Factored:
         """Over actions; `validate` wins over what the policy was built with."""
         check = self._validate if validate is None else validate
-        return Factored(logits, masks, self.layout, self._floors, check)
+        return Factored(logits, masks, self.layout, self._floors, check, self.masked)
 
     def normalised(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Base and slot features as the network wants them."""

@@ -11,6 +11,7 @@ from esper.evaluation.books import books, use
 from esper.evaluation.controls import controls
 from esper.evaluation.document import Block, Code, Picture, Section, Table, Text
 from esper.evaluation.pictures import frontier, profiles
+from esper.evaluation.repeated import repeated
 from esper.evaluation.results import FIGURES, Results, Task, shared
 from esper.evaluation.singly import singly
 from esper.evaluation.statistics import DRAWS, ENOUGH, Estimate, difference, improvement
@@ -71,7 +72,7 @@ def report(tasks: Sequence[Task], source: Source, runs: Sequence[Training] = ())
     if len(tasks) > 1:
         sections.append(Section("All tasks together", _together(tasks, chosen)))
     if runs:
-        sections.append(Section("Training", training(runs)))
+        sections.append(Section("Training", [*training(runs), *repeated(runs)]))
     return title, [*sections, Section("Protocol", _protocol(tasks, source))]
 
 

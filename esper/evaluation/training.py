@@ -64,6 +64,12 @@ def named(runs: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     return names if all(names) and len(set(names)) == len(names) else distinct([directory for directory, _ in runs])
 
 
+def alike(runs: Sequence[Training]) -> list[str]:
+    """What the names of some runs have in common."""
+    parts = [run.name.split(", ") for run in runs]
+    return [part for part in parts[0] if all(part in others for others in parts)]
+
+
 def training(runs: Sequence[Training]) -> list[Block]:
     """A table of all runs, and a picture for each task."""
     if not runs:
@@ -159,6 +165,4 @@ def _mean(axes: Axes, runs: Sequence[Training], shade: Any) -> None:
     shared = sorted(set.intersection(*(set(table) for table in tables))) if len(runs) > 1 else []
     if shared:
         means = [float(np.mean([table[number] for table in tables])) for number in shared]
-        parts = [run.name.split(", ") for run in runs]
-        alike = [part for part in parts[0] if all(part in others for others in parts)]
-        axes.plot(shared, means, color=shade, linewidth=2.2, label=", ".join(["mean", *alike]))
+        axes.plot(shared, means, color=shade, linewidth=2.2, label=", ".join(["mean", *alike(runs)]))

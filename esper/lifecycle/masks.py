@@ -84,10 +84,13 @@ def causal(op: Tensor, table: Table) -> Tensor:
     return table.uses(op.device)[op]
 
 
-def active(masks: Masks, op: Tensor, table: Table) -> Tensor:
-    """Which heads took part and had a choice, at least two legal options: bool [envs, heads]."""
+def active(masks: Masks, op: Tensor, table: Table, masked: bool = True) -> Tensor:
+    """Which heads took part and had a choice, at least two legal options: bool [envs, heads].
+
+    Unless `masked`, all heads take part whatever the op.
+    """
     choice = torch.stack([masks.under(head, op).sum(-1) >= 2 for head in table.head_names], dim=-1)
-    return causal(op, table) & choice
+    return causal(op, table) & choice if masked else choice
 
 
 def available(masks: Masks, table: Table) -> Tensor:

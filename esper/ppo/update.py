@@ -42,7 +42,7 @@ def prepare(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: Sett
     scale.fold(summed(Moments.of((returns + before).unsqueeze(-1), rollout.valid).packed()), policy.critic)
     masks = rollout.masks.each(lambda mask: mask.flatten(0, 1))
     shape, valid = rollout.action.shape, rollout.valid.unsqueeze(-1)
-    took_part = active(masks, rollout.each("op").flatten(), rollout.layout).view(shape) & valid
+    took_part = active(masks, rollout.each("op").flatten(), rollout.layout, policy.masked).view(shape) & valid
     decision = took_part.any(-1)
     parts = torch.stack([returns, returns - values, advantages, values], -1)
     every = Moments.unpacked(summed(Moments.of(parts, rollout.valid).packed()))

@@ -171,3 +171,22 @@ def test_gradients_are_finite_where_almost_everything_is_illegal() -> None:
     distribution = Factored(logits, masks, of, {"op": 0.01}, True)
     (distribution.entropy().sum() + distribution.log_prob(distribution.mode()).sum()).backward()
     assert all(torch.isfinite(part.grad).all() for part in parts if part.grad is not None)
+
+
+def test_without_masking_heads_that_an_op_does_not_use_are_drawn_and_count() -> None:
+    of, noise = layout("core", 3), draws(0)
+    count = 400
+    masks, logits = random_masks(of, count, noise), random_logits(of, count, noise)
+    alike, every = (Factored(logits, masks, of, {}, True, masked) for masked in (True, False))
+    draw = torch.empty(count, noise_width(of)).exponential_(generator=noise)
+    action, whole = alike.sample(draw), every.sample(draw)
+    used = of.uses(torch.device("cpu"))[action[:, 0]]
+    assert torch.equal(action, torch.where(used, whole, 0))  # what is done is the same
+    blueprint = of.head_names.index("blueprint")
+    idle = ~used[:, blueprint] & (masks.others["blueprint"].sum(-1) > 1)
+    assert len(whole[idle, blueprint].unique()) > 1
+    assert (every.log_prob(whole)[idle, blueprint] < 0).all()
+    assert torch.equal(every.log_prob(whole)[used], alike.log_prob(action)[used])
+    learns = active(masks, action[:, 0], of, masked=False)
+    assert learns[idle, blueprint].all()
+    assert not active(masks, action[:, 0], of)[idle, blueprint].any()

@@ -1,0 +1,48 @@
+from esper.evaluation.document import Table
+from esper.evaluation.repeated import repeated
+from esper.evaluation.training import Training
+
+
+def run(settings: str, seed: int, score: float, held_out: bool = True) -> Training:
+    last = {"validation/greedy_score": score, "validation/sampled_score": score - 1} if held_out else {}
+    lines = [{"round": number, "episode/score": score, **last} for number in (1, 2)]
+    return Training(f"seed={seed}, {settings}", "a task", lines, settings)
+
+
+def rows(*runs: Training) -> list[dict[str, str]]:
+    blocks = repeated(runs)
+    if not blocks:
+        return []
+    (table,) = (block for block in blocks if isinstance(block, Table))
+    return [dict(zip(table.header, row, strict=True)) for row in table.rows]
+
+
+def test_settings_are_told_over_their_runs_and_against_the_first() -> None:
+    usual = [run("ppo.epochs=10", seed, 40.0 + seed) for seed in range(3)]
+    other = [run("ppo.epochs=1", seed, 38.0 + seed) for seed in range(3)]
+    first, second = rows(*usual, *other)
+    assert first["settings"] == "ppo.epochs=10"
+    assert first["runs"] == "3"
+    assert first["greedy"].startswith("41.00 [")
+    assert first["worst sampled"] == "39.00"
+    assert first["sampled - first"] == ""
+    assert second["sampled - first"] == "-2.00 [-2.00, -2.00]"  # seed by seed, the difference never varies
+
+
+def test_groups_of_unlike_size_are_compared_with_the_mean_of_the_first() -> None:
+    usual = [run("a=1", seed, 40.0 + seed) for seed in range(3)]
+    _, second = rows(*usual, *(run("a=2", seed, 41.0) for seed in range(2)))
+    assert second["sampled - first"].startswith("+0.00 [")
+
+
+def test_what_was_not_measured_is_left_open() -> None:
+    first, second = rows(
+        *(run(settings, seed, 40.0, held_out=settings == "a=1") for settings in ("a=1", "a=2") for seed in (0, 1))
+    )
+    assert first["sampled"] == "39.00 [39.00, 39.00]"
+    assert (second["sampled"], second["sampled - first"]) == ("-", "-")
+
+
+def test_runs_that_were_not_repeated_have_no_such_table() -> None:
+    assert not rows(run("a=1", 0, 40.0), run("a=2", 0, 41.0))
+    assert not rows(run("a=1", 0, 40.0), run("a=1", 1, 41.0))
