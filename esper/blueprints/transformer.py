@@ -3,6 +3,7 @@
 No seed lets a position see a later one.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -91,3 +92,28 @@ def mlp_small(channels: int, expansion: int = 2) -> nn.Module:
 )
 def mlp(channels: int, expansion: int = 4) -> nn.Module:
     return mlp_small(channels, expansion)
+
+
+class Window(nn.Module):
+    """Each position with those before it, side by side: [batch, time, channels] -> [batch, time, size x channels]"""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        time = x.shape[1]
+        before = F.pad(x, (0, 0, self.size - 1, 0))
+        return torch.cat([before[:, start : start + time] for start in range(self.size)], -1)
+
+
+@register(
+    "transformer",
+    "window",
+    lambda d: 5 * d * d + 2 * d,
+    "two layers over the last four positions",
+    lambda d, p: linear(4 * d, d, p) + linear(d, d, p),
+)
+def window(channels: int, size: int = 4) -> nn.Module:
+    hidden = nn.Linear(size * channels, channels)
+    return Residual(Window(size), hidden, nn.GELU(), nn.Linear(channels, channels))

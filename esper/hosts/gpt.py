@@ -48,19 +48,22 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))"""
+    """x + attention(norm(x)), unless it has no heads, then x + mlp(norm(x))"""
 
     def __init__(self, channels: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(channels)
-        self.attention = Attention(channels, heads)
+        if heads:
+            self.norm1 = nn.LayerNorm(channels)
+            self.attention = Attention(channels, heads)
+        self.heads = heads
         self.norm2 = nn.LayerNorm(channels)
         self.expand = nn.Linear(channels, 4 * channels)
         self.contract = nn.Linear(4 * channels, channels)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x)))
+        if self.heads:
+            x = x + self.dropout(self.attention(self.norm1(x)))
         x = x + self.dropout(self.contract(F.gelu(self.expand(self.norm2(x)))))
         return x
 
@@ -71,7 +74,7 @@ class GPTHost(Host):
     Arguments:
         vocabulary: how many tokens
         channels: width of the features
-        heads: of attention; must divide channels
+        heads: of attention; must divide channels; 0 leaves attention out, so that a token is all that is seen of a text
         layers: how many; segments must divide it
         segments: how many, and so how many slots
         block_size: the longest text, in tokens
@@ -86,13 +89,12 @@ class GPTHost(Host):
         at_least_one(
             vocabulary=vocabulary,
             channels=channels,
-            heads=heads,
             layers=layers,
             segments=segments,
             block_size=block_size,
         )
-        if channels % heads:
-            raise ValueError(f"host.heads={heads}: must divide host.channels={channels}.")
+        if heads < 0 or (heads and channels % heads):
+            raise ValueError(f"host.heads={heads}: must divide host.channels={channels}, or be 0 for no attention.")
         if layers % segments:
             raise ValueError(f"host.segments={segments}: must divide host.layers={layers}.")
         embedding = Embedding(vocabulary, channels, block_size, dropout)
@@ -105,7 +107,7 @@ class GPTHost(Host):
             [Slot(f"segment{index + 1}", channels) for index in range(segments)],
         )
         self.block_size = block_size
-        self._vocabulary, self._channels, self._layers = vocabulary, channels, per_segment
+        self._vocabulary, self._channels, self._heads, self._layers = vocabulary, channels, heads, per_segment
         self._initialise(layers)
         head.weight = embedding.tokens.weight
 
@@ -113,7 +115,7 @@ class GPTHost(Host):
         """`shape` is that of a text: [time]"""
         (time,) = shape
         c = self._channels
-        attention = linear(c, 3 * c, time) + scaled_dot_product(c, time) + linear(c, c, time)
+        attention = linear(c, 3 * c, time) + scaled_dot_product(c, time) + linear(c, c, time) if self._heads else Work()
         mlp = linear(c, 4 * c, time) + linear(4 * c, c, time)
         segment = sum([attention + mlp] * self._layers, Work())
         return [segment] * len(self.slots) + [linear(c, self._vocabulary, time)]
@@ -125,7 +127,7 @@ class GPTHost(Host):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, Layer):  # each layer adds twice to the stream: keep its variance at the start
-                for branch in (module.attention.project, module.contract):
+            if isinstance(module, Layer):  # each layer adds to the stream: keep its variance at the start
+                for branch in (module.attention.project, module.contract) if module.heads else (module.contract,):
                     with torch.no_grad():
-                        branch.weight /= math.sqrt(2 * layers)
+                        branch.weight /= math.sqrt((2 if module.heads else 1) * layers)

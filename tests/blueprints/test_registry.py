@@ -12,7 +12,7 @@ def test_both_topologies_have_their_blueprints() -> None:
     assert set(blueprints("cnn")) == {
         "norm", "attention", "depthwise", "bottleneck", "conv_small", "conv_light", "conv_heavy",
     }  # fmt: skip
-    assert set(blueprints("transformer")) == {"norm", "lora", "lora_large", "attention", "mlp_small", "mlp"}
+    assert set(blueprints("transformer")) == {"norm", "lora", "lora_large", "attention", "mlp_small", "mlp", "window"}
 
 
 @pytest.mark.parametrize(("topology", "sizes"), [("cnn", (4, 8, 16, 32, 64)), ("transformer", (64, 80, 384))])
@@ -28,7 +28,11 @@ def test_stated_parameter_counts_are_the_real_ones(topology: str, sizes: tuple[i
     [
         ("cnn", 8, {"norm": 17, "attention": 40, "depthwise": 152, "bottleneck": 720, "conv_heavy": 1184}),
         ("cnn", 64, {"conv_small": 4224, "conv_light": 36992, "bottleneck": 4480, "attention": 2112}),
-        ("transformer", 384, {"norm": 769, "lora": 6144, "lora_large": 24576, "attention": 591360, "mlp": 1181568}),
+        (
+            "transformer",
+            384,
+            {"norm": 769, "lora": 6144, "lora_large": 24576, "attention": 591360, "mlp": 1181568, "window": 738048},
+        ),
     ],
 )
 def test_parameter_counts_of_record(topology: str, channels: int, counts: dict[str, int]) -> None:

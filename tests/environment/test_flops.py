@@ -161,6 +161,17 @@ def test_a_host_that_does_not_state_its_work_is_counted() -> None:
     assert silent.segments[0].inputs > stated.segments[0].inputs == 0  # a count cannot know that images learn nothing
 
 
+def test_a_gpt_without_heads_states_the_work_it_does() -> None:
+    class Silent(GPTHost):
+        work = Host.work
+
+    example = WORLDS["texts"].batch[:1]
+    stated, counted = (
+        Costs(lambda kind=kind: kind(**{**TEXTS, "heads": 0}, dropout=0.0), example) for kind in (GPTHost, Silent)
+    )
+    assert [work.forward for work in stated.segments] == [work.forward for work in counted.segments]
+
+
 ON, BEHIND = Setting(Mode.BLENDED, 1.0), Setting(Mode.BEHIND, 1.0)
 
 

@@ -16,6 +16,7 @@ PRESETS = {
     "cifar_blind": 3_482,
     "tinystories": 30_044_544,
     "tinystories_small": 325_840,
+    "tinystories_blind": 84_048,
 }
 SMALL_GPT = {
     "vocabulary": 40, "channels": 16, "heads": 2, "layers": 4, "segments": 2, "block_size": 8, "dropout": 0.1,
@@ -78,6 +79,16 @@ def test_a_gpt_never_looks_ahead_and_ties_its_head() -> None:
     assert host.segments[-1][1].weight is host.segments[0][0].tokens.weight
 
 
+def test_a_gpt_without_heads_sees_nothing_but_the_token_and_its_place() -> None:
+    host = GPTHost(**{**SMALL_GPT, "heads": 0}).eval()
+    tokens = example(host)
+    changed = tokens.clone()
+    changed[:, 3] = (changed[:, 3] + 1) % 40
+    same = torch.arange(8) != 3
+    assert torch.equal(host(tokens)[:, same], host(changed)[:, same])
+    assert not torch.equal(host(tokens)[:, 3], host(changed)[:, 3])
+
+
 def test_a_new_gpt_predicts_every_token_about_equally() -> None:
     torch.manual_seed(0)
     host = GPTHost(**SMALL_GPT).eval()
@@ -125,7 +136,7 @@ def test_an_unknown_slot_and_a_run_backwards_are_refused() -> None:
         (CNNHost, {"pools": 3, "resolution": 4}, r"host\.pools=3: too many for images of 4 pixels"),
         (CNNHost, {"channels": 0}, r"host\.channels=0: must be at least 1"),
         (CNNHost, {"classes": 0}, r"host\.classes=0: must be at least 1"),
-        (GPTHost, {"heads": 0}, r"host\.heads=0: must be at least 1"),
+        (GPTHost, {"heads": -2}, r"host\.heads=-2: must divide host\.channels=16, or be 0"),
         (GPTHost, {"layers": -3}, r"host\.layers=-3: must be at least 1"),
         (GPTHost, {"heads": 3}, r"host\.heads=3: must divide host\.channels=16"),
         (GPTHost, {"segments": 3}, r"host\.segments=3: must divide host\.layers=4"),
