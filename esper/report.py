@@ -132,6 +132,7 @@ def merged(sources: Sequence[Source]) -> Source:
         learners={label: about for source in sources for label, about in source.learners.items()},
         remarks=list(dict.fromkeys(remark for source in sources for remark in source.remarks)),
         reference=references.pop() if len(references) == 1 else None,
+        searched=max((source.searched for source in sources if source.searched), default=None),
     )
 
 

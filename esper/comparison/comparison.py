@@ -152,6 +152,7 @@ class Comparison:
             learners={learner.label: {**learner.about, "acts": self.mode(learner)} for learner in self.learners},
             remarks=[*self.remarks(), *self._timetable()],
             reference=reference_of(self.config),
+            searched=None if self.bench.timetable is None else self._searched[1],
         )
 
     def _timetable(self) -> list[str]:

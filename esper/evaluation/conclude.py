@@ -32,7 +32,7 @@ def told(directory: Path) -> dict[str, Any]:
         return {"remarks": [f"{path}: cannot be read; how its episodes came about is not known."]}
     if not isinstance(found, dict):
         return {}
-    kinds = {"commands": list, "remarks": list, "versions": dict, "learners": dict, "reference": str}
+    kinds = {"commands": list, "remarks": list, "versions": dict, "learners": dict, "reference": str, "searched": float}
     return {key: found[key] for key, kind in kinds.items() if isinstance(found.get(key), kind)}
 
 

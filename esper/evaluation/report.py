@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from esper.evaluation.amortised import amortised
 from esper.evaluation.arms import arm_of
 from esper.evaluation.books import books, use
 from esper.evaluation.controls import controls
@@ -34,6 +35,7 @@ class Source:
     learners: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Sequence[str] = ()  # what could not be read, or is not as usual
     reference: str | None = None  # the arm that the others are compared with; None picks one
+    searched: float | None = None  # GFLOPs that the search for a timetable took
 
 
 def report(tasks: Sequence[Task], source: Source, runs: Sequence[Training] = ()) -> tuple[str, list[Section]]:
@@ -66,7 +68,7 @@ def report(tasks: Sequence[Task], source: Source, runs: Sequence[Training] = ())
             "median episodes": _timelines(task, number, main),
             "what was grown": use(task),
             "negative controls": controls(task),
-            "accounting": books(task, source.learners),
+            "accounting": [*books(task, source.learners), *amortised(task, main, source.learners, source.searched)],
         }
         sections += [Section(f"{with_name}{name.capitalize()}", blocks) for name, blocks in parts.items() if blocks]
     if len(tasks) > 1:
