@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.config import CONF
+from esper.learners.origin import PRETRAINED
 
 pytestmark = pytest.mark.xdist_group("package")  # what they share is made once
 
@@ -27,7 +28,9 @@ def test_the_wheel_carries_the_whole_configuration(wheel: Path) -> None:
     files = {f"esper/conf/{path.relative_to(CONF)}" for path in CONF.rglob("*.yaml")}
     assert "esper/conf/host/cifar_baseline.yaml" in files
     assert files <= names
-    assert "esper/py.typed" in names
+    controllers = {f"esper/pretrained/{path.name}" for path in PRETRAINED.values()}
+    assert controllers
+    assert {"esper/py.typed", *controllers} <= names
     assert not [name for name in names if name.startswith(("tests/", "conf/"))]
 
 

@@ -75,7 +75,7 @@ def locate(name: str) -> Path:
     found = path / "checkpoints" / LAST if path.is_dir() else path
     if not found.is_file():
         wanted = f"it has no checkpoints/{LAST}" if path.is_dir() else "there is no such file"
-        raise ValueError(f"ckpt={name}: must be a checkpoint or the directory of a run; {wanted}.")
+        raise ValueError(f"ckpt={name}: must be a checkpoint, the directory of a run, or pretrained; {wanted}.")
     return found
 
 

@@ -221,7 +221,7 @@ ARM_ERRORS = {
     ("reference=replay",): "reference=replay: must be one of none, all_seeds, schedule",
     ("ckpt=[]", "controllers=[ppo]"): "ckpt=[]: must name a checkpoint or a run's directory for the arm ppo.",
     ("replay.records=x", "replay.line=abc", "controllers=[replay]"): "replay.line=abc: must be a whole number.",
-    ("ckpt=nowhere",): "ckpt=nowhere: must be a checkpoint or the directory of a run; there",
+    ("ckpt=nowhere",): "ckpt=nowhere: must be a checkpoint, the directory of a run, or pretrained; there",
     ("export=ppo",): "export=ppo: must be best, one of the arms that are played (none, random, schedule, heuristic",
     ("export=-1",): "export=-1: must be best, one of the arms",
 }

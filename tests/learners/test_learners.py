@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from esper.config import build_environment, compose_config
-from esper.learners import absolute, beside, load_learner, load_learners
+from esper.learners import absolute, beside, load_learner, load_learners, locate
 from esper.learners.__main__ import main
+from esper.learners.origin import PRETRAINED
 from esper.lifecycle import Layout
 from esper.records import read
 from tests.evaluation.kit import TASK, evaluated, trained
 
+LIMIT = 2_000_000  # bytes that controllers may add to the package
 pytestmark = pytest.mark.xdist_group("learners")  # what they share is made once
 
 
@@ -72,7 +75,7 @@ def test_what_cannot_be_kept_is_refused_in_one_sentence(run: Path, tmp_path: Pat
     with pytest.raises(SystemExit, match=r"controller\.pt: exists already\.$"):
         main([str(run), str(path)])
     assert path.read_bytes() == before
-    with pytest.raises(SystemExit, match="must be a checkpoint or the directory of a run"):
+    with pytest.raises(SystemExit, match="must be a checkpoint, the directory of a run, or pretrained"):
         main([str(tmp_path / "nowhere"), str(tmp_path / "other.pt")])
     with pytest.raises(SystemExit, match=r"controller\.pt: File exists\.$"):
         main([str(run), str(path / "other.pt")])
@@ -114,3 +117,37 @@ def test_a_sweep_names_the_controllers_of_all_its_jobs_in_order(tmp_path: Path) 
     assert absolute([f"ckpt={tmp_path}/sweep/9"]) == [f"ckpt=['{tmp_path}/sweep/9']"]
     with pytest.raises(ValueError, match=r"ckpt=a,b: several checkpoints are written as a list, ckpt=\[A,B\]\.$"):
         absolute(["ckpt=a,b"])
+
+
+def test_the_controllers_that_come_with_esper_are_small_and_plain_and_differ_in_their_seed(layout: Layout) -> None:
+    names = [name for name in PRETRAINED if name != "pretrained"]
+    assert locate("pretrained") == locate("pretrained/0")
+    assert sum(locate(name).stat().st_size for name in names) < LIMIT
+    assert set(torch.load(locate("pretrained"), weights_only=True)) == {"esper", "state_dict"}
+    learners = load_learners(names, layout)
+    assert [f"pretrained/{learner.about['seed']}" for learner in learners] == names
+    assert len({str(learner.task) for learner in learners}) == 1
+    trained = [torch.load(locate(name), weights_only=True)["esper"]["origin"]["config"]["ppo"] for name in names]
+    today = OmegaConf.to_container(compose_config("run", ["+experiment=cifar_ppo"]).ppo, resolve=False)
+    assert trained == [today] * len(names)
+
+
+def test_a_controller_that_comes_with_esper_plays_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for job in range(2):  # a sweep of the same name
+        (tmp_path / f"pretrained/{job}/.hydra").mkdir(parents=True)
+        (tmp_path / f"pretrained/{job}/.hydra/config.yaml").touch()
+    (tmp_path / "pretrained/multirun.yaml").touch()
+    assert absolute(["ckpt=pretrained"]) == ["ckpt=['pretrained']"]
+    assert "+experiment=cifar_ppo" in beside(["ckpt=pretrained"])
+    learner = load_learner("pretrained", layout)
+    assert learner.label == "pretrained"
+    assert learner.about["trained_on"] == "cifar_blind on cifar10"
+    assert learner.about["gflops"] > 0
+    evaluated(tmp_path / "out", "controllers=[ppo]", "episodes=2", "ckpt=pretrained")
+    lines = list(read(tmp_path / "out/episodes.jsonl"))
+    assert {line["learner"] for line in lines} == {"pretrained"}
+    assert all(step["action"]["op"] in step["legal"] for line in lines for step in line["steps"])
+    assert any(step["action"]["op"] == "GERMINATE" for line in lines for step in line["steps"])
