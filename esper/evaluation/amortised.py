@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.evaluation.document import Block, Table, Text
+from esper.evaluation.document import Block, Table, Text, interval
 from esper.evaluation.results import Task, shared
 from esper.evaluation.statistics import difference
 
@@ -32,7 +32,7 @@ def amortised(task: Task, main: str, learners: Mapping[str, Mapping[str, Any]], 
             uses = f"{math.ceil(trained / saved):,}"
         else:
             uses = "never: it costs more" if saved <= 0 else "never: it scores less"
-        rows.append([f"{main} - {name}", f"{gap.value:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]", f"{saved:,.1f}", uses])
+        rows.append([f"{main} - {name}", interval(gap, "{:+.2f}"), f"{saved:,.1f}", uses])
     words = (
         f"Training a controller took {trained:,.0f} GFLOPs (the mean over controllers). A use is an episode; it is "
         "paid back against an arm where it saves FLOPs and cannot be told to score less. Where it costs more, what it "

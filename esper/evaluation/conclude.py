@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.evaluation.document import write
+from esper.evaluation.document import interval, write
 from esper.evaluation.report import FEW, Source, picked, report, verdict
 from esper.evaluation.results import FIGURES, Task, shared, sort
 from esper.evaluation.statistics import ENOUGH, difference
@@ -116,7 +116,7 @@ def _table(task: Task, main: str) -> Table:
                 cells[-1] += f" [{form.format(figure.low)}, {form.format(figure.high)}]"
         mine, theirs = shared([task.arms[main]], [results])
         gap = difference(mine, theirs) if name != main and mine else None
-        told = "" if gap is None else f"{gap.value:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
+        told = "" if gap is None else interval(gap, "{:+.2f}")
         score = results.figure("score")
         rows.append(
             (

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from esper.evaluation.statistics import Estimate
+
 DPI = 110
 FIGURE = re.compile(r"[-+\d.,x\[\] ]*")  # numbers, factors, intervals, or nothing
 
@@ -136,3 +138,10 @@ def _block(block: Block, pictures: dict[str, bytes]) -> str:
 def _inline(words: str) -> str:
     marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(words, quote=False))
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", marked)
+
+
+def interval(figure: Estimate | None, form: str = "{:.2f}") -> str:
+    """A figure with its interval, in words; what is not known is a dash."""
+    if figure is None:
+        return "-"
+    return f"{form.format(figure.value)} [{form.format(figure.low)}, {form.format(figure.high)}]"

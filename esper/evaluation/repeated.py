@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from esper.evaluation.document import Block, Table, Text
+from esper.evaluation.document import Block, Table, Text, interval
 from esper.evaluation.statistics import Estimate, difference, estimate, mean
 from esper.evaluation.training import Training, alike
 from esper.records import HELD_OUT
@@ -22,8 +22,8 @@ def repeated(runs: Sequence[Training]) -> list[Block]:
         held_out = [_last(some, kind) for kind in HELD_OUT]
         acting, usual = held_out[-1], _last(first, HELD_OUT[-1])
         worst = "-" if acting is None else f"{acting.min():.2f}"
-        gap = "" if some is first else _told(_gap(acting, usual), "{:+.2f}")
-        cells = [_told(None if scores is None else estimate([scores], mean)) for scores in (_ends(some), *held_out)]
+        gap = "" if some is first else interval(_gap(acting, usual), "{:+.2f}")
+        cells = [interval(None if scores is None else estimate([scores], mean)) for scores in (_ends(some), *held_out)]
         rows.append([", ".join(alike(some)) or "as it is", str(len(some)), *cells, worst, gap])
     what = HELD_OUT[-1]
     header = ("settings", "runs", "ends", *HELD_OUT, f"worst {what}", f"{what} - first")
@@ -49,9 +49,3 @@ def _gap(ours: np.ndarray | None, theirs: np.ndarray | None) -> Estimate | None:
     if ours is None or theirs is None:
         return None
     return difference([ours], [theirs if len(ours) == len(theirs) else mean(theirs.T)[None]])
-
-
-def _told(figure: Estimate | None, form: str = "{:.2f}") -> str:
-    if figure is None:
-        return "-"
-    return f"{form.format(figure.value)} [{form.format(figure.low)}, {form.format(figure.high)}]"

@@ -10,7 +10,7 @@ from esper.evaluation.amortised import amortised
 from esper.evaluation.arms import arm_of
 from esper.evaluation.books import books, use
 from esper.evaluation.controls import controls
-from esper.evaluation.document import Block, Code, Picture, Section, Table, Text
+from esper.evaluation.document import Block, Code, Picture, Section, Table, Text, interval
 from esper.evaluation.pictures import frontier, profiles
 from esper.evaluation.repeated import repeated
 from esper.evaluation.results import FIGURES, Results, Task, shared
@@ -81,12 +81,6 @@ def report(tasks: Sequence[Task], source: Source, runs: Sequence[Training] = ())
 def picked(task: Task, wanted: str | None) -> str:
     """The arm that others are compared with: the one that is wanted, else the learned one, else the first there is."""
     return next((name for name in (wanted, "ppo", "schedule") if name in task.arms), next(iter(task.arms)))
-
-
-def interval(figure: Estimate | None, form: str) -> str:
-    if figure is None:
-        return "-"
-    return f"{form.format(figure.value)} [{form.format(figure.low)}, {form.format(figure.high)}]"
 
 
 def verdict(gap: Estimate, seeds: int) -> str:

@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from esper.evaluation.document import Block, Table, Text
+from esper.evaluation.document import Block, Table, Text, interval
 from esper.evaluation.results import Results, Task, shared
-from esper.evaluation.statistics import Estimate, difference
+from esper.evaluation.statistics import difference
 
 
 def singly(task: Task, main: str) -> list[Block]:
@@ -22,9 +22,8 @@ def singly(task: Task, main: str) -> list[Block]:
         mine = Results(main, own)
         score, size = mine.figure("score"), mine.figure("parameters")
         gaps = [shared([mine], [other]) for other in others.values()]
-        cells = ["-" if not ours else _interval(difference(ours, theirs)) for ours, theirs in gaps]
-        told = "-" if score is None else f"{score.value:.2f} [{score.low:.2f}, {score.high:.2f}]"
-        rows.append([name, told, "-" if size is None else f"{size.value:,.0f}", *cells])
+        cells = ["-" if not ours else interval(difference(ours, theirs), "{:+.2f}") for ours, theirs in gaps]
+        rows.append([name, interval(score), "-" if size is None else f"{size.value:,.0f}", *cells])
     words = "Each trained controller by itself" + (", and how far it is from arms without one." if others else ".")
     return [Text(words), Table(("controller", "score", "parameters", *(f"- {name}" for name in others)), rows)]
 
@@ -36,7 +35,3 @@ def distinct(labels: Sequence[str]) -> list[str]:
     common = os.path.commonpath(runs) if all(run.is_absolute() for run in runs) else ""
     names = [os.path.relpath(run, common) if common else str(run) for run in runs]
     return names if len(set(names)) == len(names) else list(labels)
-
-
-def _interval(gap: Estimate) -> str:
-    return f"{gap.value:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
