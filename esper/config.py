@@ -46,7 +46,10 @@ def load(preset: str, **changes: object) -> Any:
     if not (CONF / f"{preset}.yaml").is_file():
         known = ", ".join(sorted(f"{group}/{path.stem}" for path in (CONF / group).glob("*.yaml")))
         raise ValueError(f"preset={preset}: there is none of that name; there are {known or sorted(_groups())}.")
-    return build(compose_config(preset)[group], **changes, _partial_=False)
+    node = compose_config(preset)[group]
+    if "_target_" not in node:
+        raise ValueError(f"preset={preset}: is several in one; name one of them.")
+    return build(node, **changes, _partial_=False)
 
 
 def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:

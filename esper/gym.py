@@ -137,6 +137,9 @@ class Gymnasium:
         self.layout = Layout(len(self._keep), 0, (name,), (), {"op": options}, {"op": options})
         self.name, self.envs, self.steps, self._first = name, envs, int(limit), int(actions.start)
 
+    def seed(self, purpose: str, seed: int, index: int) -> int:
+        return derive(purpose, seed, index)
+
     def reset(self, seeds: Sequence[int]) -> Inputs:
         """Begin an episode in each environment."""
         if len(seeds) != self.envs:

@@ -97,8 +97,11 @@ def _last_held_out(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     held_out = [line for line in lines if line.get("kind") in HELD_OUT]
     last = max((line["round"] for line in held_out), default=0)
     latest = [line for line in held_out if line["round"] == last]
-    numbers = {seed: number for number, seed in enumerate(dict.fromkeys(line["seed"] for line in latest))}
-    return [{**line, "seed": numbers[line["seed"]]} for line in latest]
+    numbers: dict[Any, dict[int, int]] = {}  # by host, where episodes draw theirs
+    for line in latest:
+        own = numbers.setdefault(line.get("host"), {})
+        own.setdefault(line["seed"], len(own))
+    return [{**line, "seed": numbers[line.get("host")][line["seed"]]} for line in latest]
 
 
 def learned(found: Sequence[Found]) -> list[Training]:

@@ -131,7 +131,8 @@ def runs_in(directory: Path) -> list[Path]:
     """The directory itself, or, if it is a sweep's, those of its jobs in their order."""
     if not (directory / "multirun.yaml").is_file():
         return [directory]
-    jobs = [path.parent.parent for path in directory.glob("**/.hydra/config.yaml")]
+    found = {path.parent.parent for path in directory.glob("**/.hydra/config.yaml")}
+    jobs = [job for job in found if found.isdisjoint(job.parents)]  # what lies in a job is not one
     return sorted(jobs, key=lambda job: (len(str(job)), job)) or [directory]
 
 

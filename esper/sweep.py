@@ -18,8 +18,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from esper.config import there
+from esper.data import DataError
 from esper.evaluation.training import named
-from esper.ppo import RankLostError
+from esper.ppo import DivergedError, RankLostError, ranks
 from esper.resume import key_of, overrides_of, read_yaml, runs_in
 
 FAILED, SUMMARY, SWEEP = "failed.txt", "summary.json", "multirun.yaml"
@@ -47,7 +48,8 @@ def job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bool],
     """One run of a sweep; what it came to by `optimized_metric`, or None if it failed.
 
     `train` is given the configuration and whether it goes on from a checkpoint. Whatever goes wrong is written down,
-    to be told at the end of the sweep; the other jobs go on, unless a rank that they need is gone.
+    to be told at the end of the sweep; the other jobs go on, unless one rank of several has
+    failed, which the others would wait for.
     """
     if speaks():
         (directory / FAILED).unlink(missing_ok=True)
@@ -62,18 +64,18 @@ def job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bool],
                 (directory / SUMMARY).unlink(missing_ok=True)  # of what is played anew
             figures = train(shared_out(config, HydraConfig.get().launcher), begun)
     except (Exception, SystemExit) as error:
-        why = write_down(error, directory)
+        agreed = isinstance(error, ValueError | SystemExit | DataError | DivergedError)  # which all ranks meet
+        why = write_down(error, directory, plain=agreed or isinstance(error, RankLostError))
         if speaks():
             print(f"{directory}: failed: {why}", file=sys.stderr)
-        if isinstance(error, RankLostError):
+        if ranks() > 1 and not agreed:
             sys.exit(why)
         return None
     return figures.get(config.optimized_metric)
 
 
-def write_down(error: BaseException, directory: Path) -> str:
-    """Leave in a directory why its job failed, and where if that is no sentence for users; gives the sentence."""
-    plain = isinstance(error, ValueError | SystemExit | RankLostError)
+def write_down(error: BaseException, directory: Path, plain: bool) -> str:
+    """Leave in a directory why its job failed, and where unless that is a `plain` sentence; gives the sentence."""
     why = " ".join((f"{error}" if plain else f"{type(error).__name__}: {error}").split())
     where = "" if plain else "\n" + "".join(traceback.format_exception(error))
     if speaks():
@@ -194,17 +196,16 @@ def tell(directory: Path) -> bool:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Whatever ends a sweep inside before all its jobs have, what became of them is printed."""
+    """Whatever goes wrong with a sweep inside, or stops it, what became of its jobs is printed."""
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         directory, Watch.begun = Watch.begun, None
         if directory is None or not speaks() or not any(job != directory for job in runs_in(directory)):
             raise
-        why = write_down(error, directory)
         sys.stdout.flush()
         tell(directory)
-        if isinstance(error, SystemExit | HydraException | OmegaConfBaseException):
+        if isinstance(error, SystemExit | KeyboardInterrupt | HydraException | OmegaConfBaseException):
             raise
-        first, _, _ = why.partition(". ")
-        sys.exit(f"the sweep ended before all jobs had: {first} ({directory / FAILED} has more).")
+        first, _, _ = write_down(error, directory, plain=False).partition(". ")
+        sys.exit(f"the sweep ended early: {first} ({directory / FAILED} has more).")

@@ -75,8 +75,8 @@ def test_held_out_episodes_of_a_training_run_are_reported_as_validation(tmp_path
     where = directory(tmp_path / "run", [*lines, *held_out("sampled", 2, 35.0)])
     main([str(where)])
     found = json.loads((where / "evaluation.json").read_text())["tasks"]
-    assert list(found) == ["a host on synthetic, validation split"]
-    figures = found["a host on synthetic, validation split"]
+    assert list(found) == ["a_host on synthetic, validation split"]
+    figures = found["a_host on synthetic, validation split"]
     assert sorted(figures) == ["ppo, greedy", "ppo, sampled"]
     assert figures["ppo, greedy"]["score"]["value"] == 44.5
 

@@ -13,9 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from esper.config import CONF, compose_config
+from esper.learners import as_trained, beside, task_of
 from esper.run import cli
 from esper.sweep import FAILED, alone, completed, installed, same, shared_out, write_down
 
@@ -82,7 +84,7 @@ def test_a_job_killed_under_joblib_is_told_of_and_goes_on_when_the_sweep_is_resu
     assert "jobs finished" in first.stdout
     assert "dies=0): it was killed, or still runs" in first.stdout
     assert f"python -m esper.run -m resume={where}" in first.stdout
-    assert "the sweep ended before all jobs had: TerminatedWorkerError" in first.stderr
+    assert "the sweep ended early: TerminatedWorkerError" in first.stderr
     assert "Traceback" not in first.stderr
     second = swept(f"resume={where}", "+callbacks.witness.dies=null,1")
     assert second.returncode == 0, second.stderr
@@ -111,11 +113,11 @@ def test_a_search_goes_to_its_end_and_tells_if_everything_failed(tmp_path: Path)
 
 
 def test_what_went_wrong_in_a_job_is_written_down_with_where(tmp_path: Path) -> None:
-    assert write_down(ValueError("rounds=0: no."), tmp_path) == "rounds=0: no."
+    assert write_down(ValueError("rounds=0: no."), tmp_path, plain=True) == "rounds=0: no."
     assert (tmp_path / FAILED).read_text() == "rounds=0: no.\n"
     with pytest.raises(KeyError) as raised:
         raise KeyError("lost")
-    assert write_down(raised.value, tmp_path) == "KeyError: 'lost'"
+    assert write_down(raised.value, tmp_path, plain=False) == "KeyError: 'lost'"
     first, *rest = (tmp_path / FAILED).read_text().splitlines()
     assert first == "KeyError: 'lost'"
     assert "test_sweep.py" in "".join(rest)
@@ -186,6 +188,20 @@ def test_every_ready_sweep_says_its_command_and_every_job_of_it_composes(path: P
     for key, values in OmegaConf.load(path).hydra.sweeper.params.items():
         for value in values.replace("],[", "]|[").split("|") if "[" in values else str(values).split(","):
             compose_config("run", ["+experiment=cifar_ppo", f"{key}={value}"])
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "ablation").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_was_left_out_in_training_is_left_out_when_a_controller_is_played(path: Path, tmp_path: Path) -> None:
+    overrides = ["+experiment=cifar_ppo", f"+ablation={path.stem}"]
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(compose_config("run", overrides), tmp_path / ".hydra/config.yaml")
+    OmegaConf.save(overrides, tmp_path / ".hydra/overrides.yaml")
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"esper": {"version": 1}}, tmp_path / "checkpoints/last.ckpt")
+    typed = beside([f"ckpt={tmp_path}"])
+    assert overrides == [override for override in typed if override.startswith("+")]
+    played = task_of(as_trained(compose_config("evaluate", typed), typed, [str(tmp_path)]))
+    assert played == task_of(compose_config("run", overrides))
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "hparams_search").glob("*.yaml")), ids=lambda path: path.stem)

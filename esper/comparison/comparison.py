@@ -41,7 +41,7 @@ class Comparison:
         self.learners: list[Learner] = load_learners(named(config.ckpt), self.environment.layout)
         self.bench = Bench(
             environment=self.environment,
-            seeds=[derive("evaluation", config.seed, index) for index in range(config.episodes)],
+            seeds=[self.environment.seed("evaluation", config.seed, index) for index in range(config.episodes)],
             rule=lambda name: build(config.controller[name], space=self.environment.space, _partial_=False),
             settings=lambda name: plain(config.controller[name]),
             learners={learner.label: self._acting(learner) for learner in self.learners},
@@ -152,7 +152,7 @@ class Comparison:
             learners={learner.label: {**learner.about, "acts": self.mode(learner)} for learner in self.learners},
             remarks=[*self.remarks(), *self._timetable()],
             reference=reference_of(self.config),
-            searched=None if self.bench.timetable is None else self._searched[1],
+            searched=None if self.bench.timetable is None else self._searched[1] / len(self.environment.stock),
         )
 
     def _timetable(self) -> list[str]:

@@ -64,7 +64,7 @@ class Policy(nn.Module):
         least: float,
         most: float,
         compile: str | None,
-        masked: bool = True,
+        masked: bool = True,  # which checkpoints do not say that are older than it
     ) -> None:
         super().__init__()
         least_sizes = {"hidden": 1, "depth": 1, "layers": 0, "embedding": 1, "slot_width": 1, "head_hidden": 1}

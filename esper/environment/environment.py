@@ -212,6 +212,10 @@ class Environment:
         sizes = {"steps": self.steps, "batch": self._options.batch, "validated": validated}
         return batches_for(flops, fossils, self.stock.costs(seed), **sizes)
 
+    def seed(self, purpose: str, seed: int, index: int) -> int:
+        """Of the episode of that number; of several hosts, each comes as often."""
+        return self.stock.seed(purpose, seed, index)
+
     def outcome(self) -> dict[str, Tensor]:
         """What the episodes have come to so far, by what was validated: figures [envs]."""
         now, growth = self._view.now, self._view.now.parameters / self._view.host_parameters

@@ -14,7 +14,7 @@ from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, V
 from esper.environment.record import Measured, StepRecord, rated
 from esper.environment.step import Rewarded, Step
 from esper.lifecycle import ActionSpace, Layout, Measurements, Op, Rules, Slots, Stage, apply, legal, tick
-from esper.seeding import generator
+from esper.seeding import derive, generator
 
 HOST = 1_000.0  # parameters
 CHANCE, ALONE = 10.0, 30.0  # points at the start, and that the host alone comes to
@@ -60,6 +60,9 @@ class Oracle:
         self._reward, self._noise = reward, noise
         self._gains = torch.tensor([list(gains[name]) for name in space.blueprints])  # [blueprints, slots]
         self._sizes = torch.tensor([float(sizes[name]) for name in space.blueprints]) * HOST
+
+    def seed(self, purpose: str, seed: int, index: int) -> int:
+        return derive(purpose, seed, index)
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Begin an episode for each seed."""

@@ -1,6 +1,7 @@
 """The hosts that episodes may have."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 
 from torch import Tensor
 
@@ -21,10 +22,12 @@ class Stock:
     def __init__(self, hosts: Mapping[str, Callable[[], Host]], example: Tensor, slots: Sequence[str]) -> None:
         self._hosts = dict(hosts)
         self._costs = {name: Costs(build, example) for name, build in hosts.items()}
-        for name in slots:
-            for costs in self._costs.values():
+        for host, costs in self._costs.items():
+            for name in slots:
                 if name not in costs.slots:
-                    raise ValueError(f"slots.names: {name} is no slot of this host; it has {', '.join(costs.slots)}.")
+                    raise ValueError(f"slots.names: {name} is no slot of {host}; it has {', '.join(costs.slots)}.")
+        if len({costs.slots for costs in self._costs.values()}) > 1:
+            raise ValueError(f"hosts: {', '.join(hosts)} must have the same slots in the same order.")
 
     def __len__(self) -> int:
         return len(self._hosts)
@@ -39,6 +42,17 @@ class Stock:
 
     def costs(self, seed: int) -> Costs:
         return self._costs[self.name(seed)]
+
+    def seed(self, purpose: str, seed: int, index: int) -> int:
+        """The seed of an episode, by its number: every host comes as often, and a pair of episodes has any two alike.
+
+        With a single host it is the purpose's own.
+        """
+        hosts = range(len(self._hosts))
+        turns = [host for pair in product(hosts, hosts) for host in pair]
+        block, place = divmod(index, len(turns))
+        earlier = block * turns.count(turns[place]) + turns[:place].count(turns[place])
+        return self.seeds(purpose, seed, earlier if len(hosts) > 1 else index)[turns[place]]
 
     def seeds(self, purpose: str, seed: int, index: int) -> list[int]:
         """An episode seed for each host, derived from a purpose; with a single host, the purpose's own."""

@@ -35,7 +35,7 @@ class Source:
     learners: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Sequence[str] = ()  # what could not be read, or is not as usual
     reference: str | None = None  # the arm that the others are compared with; None picks one
-    searched: float | None = None  # GFLOPs that the search for a timetable took
+    searched: float | None = None  # GFLOPs that the search for a timetable took, for each host
 
 
 def report(tasks: Sequence[Task], source: Source, runs: Sequence[Training] = ()) -> tuple[str, list[Section]]:

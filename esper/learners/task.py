@@ -71,7 +71,7 @@ def task_overrides(names: Sequence[str]) -> list[str]:
     if not names:
         return []
     overrides = origin_of(locate(names[0])).overrides
-    return [override for override in overrides if key_of(override).split(".")[0] in (*TASK, "experiment")]
+    return [override for override in overrides if key_of(override).split(".")[0] in (*TASK, "experiment", "ablation")]
 
 
 def as_trained(typed: DictConfig, overrides: Sequence[str], names: Sequence[str]) -> DictConfig:
@@ -104,5 +104,11 @@ def task_of(config: DictConfig) -> dict[str, Any]:
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Keys of two tasks that are not alike, in words."""
-    keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    keys = [key for key in {**then, **now} if _value(then, key) != _value(now, key)]
     return [f"{key}: {then.get(key)} -> {now.get(key)}" for key in keys]
+
+
+def _value(task: Mapping[str, Any], key: str) -> Any:
+    """What a key says; an empty list says no more than a key that was not there yet."""
+    found = task.get(key)
+    return None if found == [] else found

@@ -1,6 +1,6 @@
 """How the policy learns."""
 
-from esper.ppo.agree import RankLostError, together
+from esper.ppo.agree import RankLostError, ranks, together
 from esper.ppo.checkpoint import LAST, AtomicIO, Checkpoints, read_checkpoint, restore
 from esper.ppo.collector import Collector, Rounds, StoppedError, Watcher, World
 from esper.ppo.gae import gae
@@ -27,6 +27,7 @@ __all__ = [
     "Watcher",
     "World",
     "gae",
+    "ranks",
     "read_checkpoint",
     "restore",
     "together",

@@ -14,7 +14,6 @@ from esper.lifecycle import Layout
 from esper.ppo.agree import ranks, summed
 from esper.ppo.module import PPO
 from esper.ppo.rollout import Rollout
-from esper.seeding import derive
 
 
 class Paid(Protocol):
@@ -40,6 +39,8 @@ class World(Protocol):
     name: str
     envs: int
     steps: int
+
+    def seed(self, purpose: str, seed: int, index: int) -> int: ...
 
     def reset(self, seeds: Sequence[int]) -> Inputs: ...
 
@@ -200,7 +201,7 @@ class Collector(LightningDataModule):
         policy.fold(summed(total))
 
     def _seeds(self, purpose: str, start: int) -> list[int]:
-        return [derive(purpose, self._seed, start + index) for index in range(self.environment.envs)]
+        return [self.environment.seed(purpose, self._seed, start + index) for index in range(self.environment.envs)]
 
     def _pause(self) -> None:
         """Where a run may be stopped: nothing is half learned. One rank alone must not leave the others waiting."""

@@ -1,11 +1,14 @@
 """Episodes that draw their host."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from esper.config import check
 from esper.environment import Environment
 from esper.records import EpisodeLog, episode
+from esper.seeding import derive
 from tests.environment_kit import config, environment
 
 SINGLE = ("cifar_blind", "cifar_baseline")
@@ -26,6 +29,17 @@ def test_the_host_of_an_episode_follows_from_its_seed(mixed: Environment) -> Non
     assert 70 < names.count("cifar_blind") < 130
     assert names == [mixed.stock.name(seed) for seed in range(200)]
     assert [mixed.stock.name(seed) for seed in seeds_of_both(mixed)] == [*SINGLE, *SINGLE]
+
+
+def test_every_host_comes_as_often_and_pairs_of_episodes_have_any_two(mixed: Environment) -> None:
+    seeds = [mixed.seed("training", 3, index) for index in range(16)]
+    assert len(set(seeds)) == 16
+    names = [mixed.stock.name(seed) for seed in seeds]
+    assert names.count("cifar_blind") == 8
+    pairs = list(zip(names[::2], names[1::2], strict=True))
+    assert {pair: pairs.count(pair) for pair in pairs} == dict.fromkeys(product(SINGLE, SINGLE), 2)
+    alone = environment("host=cifar_blind")
+    assert [alone.seed("training", 3, index) for index in range(4)] == [derive("training", 3, i) for i in range(4)]
 
 
 def test_an_episode_is_the_same_whatever_other_hosts_there_are(mixed: Environment) -> None:

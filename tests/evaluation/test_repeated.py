@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from esper.evaluation.document import Table
 from esper.evaluation.repeated import repeated
 from esper.evaluation.training import Training
@@ -32,7 +34,20 @@ def test_settings_are_told_over_their_runs_and_against_the_first() -> None:
 def test_groups_of_unlike_size_are_compared_with_the_mean_of_the_first() -> None:
     usual = [run("a=1", seed, 40.0 + seed) for seed in range(3)]
     _, second = rows(*usual, *(run("a=2", seed, 41.0) for seed in range(2)))
-    assert second["sampled - first"].startswith("+0.00 [")
+    assert second["sampled - first"] == "+0.00"  # of the means; runs cannot be paired
+
+
+def test_a_run_that_collapsed_counts() -> None:
+    usual = [run("a=1", seed, 40.0) for seed in range(5)]
+    _, second = rows(*usual, *(run("a=2", seed, 20.0 if seed == 4 else 40.0) for seed in range(5)))
+    assert second["sampled - first"].startswith("-4.00 [")
+
+
+def test_tasks_are_not_put_together() -> None:
+    runs = [run(settings, seed, 40.0) for settings in ("a=1", "a=2") for seed in (0, 1)]
+    others = [replace(some, task="another task") for some in runs]
+    tables = [block for block in repeated([*runs, *others]) if isinstance(block, Table)]
+    assert [len(table.rows) for table in tables] == [2, 2]
 
 
 def test_what_was_not_measured_is_left_open() -> None:

@@ -11,6 +11,7 @@ from esper.config import load
 from esper.environment import Inputs
 from esper.lifecycle import Layout, Masks
 from esper.ppo import PPO, Collector, Rollout, Settings
+from esper.seeding import derive
 from tests.controllers.nets import policy
 from tests.lifecycle.play import space
 
@@ -33,6 +34,9 @@ class Locks:
     def __init__(self, envs: int = 4, steps: int = 5, actions: str = "core", end: str = "terminate") -> None:
         self.name, self.envs, self.steps, self._length, self._end = "locks", envs, steps, steps, end
         self.layout = Layout.of(space(actions, 3), 4, 2)
+
+    def seed(self, purpose: str, seed: int, index: int) -> int:
+        return derive(purpose, seed, index)
 
     def reset(self, seeds: Sequence[int]) -> Inputs:
         draws = [torch.Generator().manual_seed(seed % 2**31) for seed in seeds]
