@@ -1,4 +1,4 @@
-"""python -m esper.report DIR...: tables and pictures from episodes that have been played."""
+"""python -m esper.report DIR...: tables and pictures from episodes that have been played, and from training."""
 
 import argparse
 import shlex
@@ -17,7 +17,7 @@ from esper.evaluation.conclude import conclude, told
 from esper.evaluation.played import latest
 from esper.evaluation.report import Source
 from esper.evaluation.training import Training, named
-from esper.learners import ELSEWHERE
+from esper.learners import ELSEWHERE, PRETRAINED, locate, origin_of
 from esper.records import HELD_OUT, read_rounds, salvage
 from esper.resume import key_of, overrides_of, presets, read_yaml, runs_in
 
@@ -74,11 +74,21 @@ def gather(directory: Path) -> Found:
     return Found(directory, [{"host": host, **line, **own} for line in _last_held_out(lines)], source, run)
 
 
-def gathered(directories: Sequence[Path]) -> Iterator[Found]:
+def recalled(name: str) -> Found:
+    """How a trained controller was trained, as its file tells."""
+    origin = origin_of(locate(name))
+    run = Run(f"{origin.config.name}, {origin.trained_on}", origin.overrides, origin.rounds)
+    return Found(Path(name), [], Source(commands=[f"python -m esper.run {shlex.join(origin.overrides)}"]), run)
+
+
+def gathered(places: Sequence[str]) -> Iterator[Found]:
     """What all hold, each once; jobs of a sweep that have left nothing are only remarked."""
     seen = set()
-    for directory in directories:
-        jobs = runs_in(directory)
+    for place in places:
+        if place in PRETRAINED or Path(place).is_file():
+            yield recalled(place)
+            continue
+        jobs = runs_in(Path(place))
         for job in jobs:
             if job.resolve() in seen:
                 continue
@@ -142,17 +152,17 @@ def merged(sources: Sequence[Source]) -> Source:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m esper.report", description=__doc__)
     parser.add_argument(
-        "directories", nargs="+", type=Path, metavar="DIR", help="of evaluations, training runs or sweeps"
+        "places", nargs="+", metavar="DIR", help="of evaluations, training runs or sweeps; or a trained controller"
     )
     parser.add_argument("--out", type=Path, help="where the report goes; the directory itself if there is only one")
     parser.add_argument("--reference", help="the arm that the others are compared with")
     given = parser.parse_args(arguments)
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     try:
-        found = list(gathered(given.directories))
+        found = list(gathered(given.places))
         lines, runs = compared(found), learned(found)
         if not lines and not runs:
-            raise ValueError(f"{', '.join(map(str, given.directories))}: there are no finished episodes to report.")
+            raise ValueError(f"{', '.join(given.places)}: there are no finished episodes to report.")
         played = {line["controller"] for line in lines}
         if given.reference is not None and given.reference not in played:
             there = ", ".join(sorted(played)) or "no episodes"
@@ -162,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             source = replace(source, commands=[*source.commands, f"python {shlex.join(sys.orig_argv[1:])}"])
         if given.reference is not None:
             source = replace(source, reference=given.reference)
-        alone = given.directories[0] if len(given.directories) == 1 else None
+        alone = Path(given.places[0]) if len(given.places) == 1 and Path(given.places[0]).is_dir() else None
         directory = given.out or alone or Path("outputs") / "report" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
         directory.mkdir(parents=True, exist_ok=True)
         conclude(lines, source, directory, console, runs)

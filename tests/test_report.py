@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.learners import PRETRAINED
 from esper.report import main
 from tests.evaluation.kit import line
 
@@ -136,6 +137,22 @@ def test_training_runs_show_how_they_learned_alone_and_beside_an_evaluation(
     assert "## Training" in text
     assert "learning0" in (tmp_path / "both/report.html").read_text()
     assert "ppo, greedy" not in text
+
+
+def test_a_kept_controller_tells_how_it_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["pretrained/0", "pretrained/1", "--out", "report"])
+    text = Path("report/report.md").read_text()
+    assert "esper: cifar_ppo, cifar_blind on cifar10" in text
+    assert "| seed=0 | 30 |" in text
+    assert "| seed=1 | 30 |" in text
+    assert "python -m esper.run +experiment=cifar_ppo seed=1" in text
+    assert Path("report/pictures/learning0.png").stat().st_size > 10_000
+    main([str(PRETRAINED["pretrained"])])
+    assert next(Path("outputs/report").glob("*/report.md")).is_file()
+    Path("other.txt").write_text("no controller")
+    with pytest.raises(SystemExit, match=r"other\.txt: "):
+        main(["other.txt"])
 
 
 def test_runs_of_unlike_settings_are_no_repetitions_of_one_another(

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from esper.config import build, grows
 from esper.controllers import Policy
-from esper.learners.origin import NEEDED, label_of, locate, origin_of
+from esper.learners.origin import label_of, locate, origin_of
 from esper.learners.task import ELSEWHERE, TASK, task_of
 from esper.lifecycle import Layout
 from esper.ppo import AtomicIO, read_checkpoint
 from esper.resume import key_of
 
 PREFIX = "policy."  # of its weights in a checkpoint
-WAY = ("policy", "ppo", "collector", "seed", "rounds")  # keys that say how a controller was trained on its task
+WAY = ("name", "policy", "ppo", "collector", "seed", "rounds")  # keys that say how a controller was trained on its task
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def load_learners(names: Sequence[str], layout: Layout) -> list[Learner]:
 def keep(name: str, path: Path) -> int:
     """Write a trained controller as one file that needs no run beside it; gives its size in bytes.
 
-    It holds the policy's weights and statistics, how it was trained, and what its rounds came to and cost, but nothing
+    It holds the policy's weights and statistics, how it was trained, and the figures of its rounds, but nothing
     of the optimizer: it can be played anywhere, not trained further.
     """
     if path.exists():
@@ -92,7 +92,7 @@ def keep(name: str, path: Path) -> int:
                 "overrides": [override for override in origin.overrides if key_of(override) not in ELSEWHERE],
                 "config": OmegaConf.to_container(config, resolve=False),
                 "trained_on": origin.trained_on,
-                "rounds": [{key: line[key] for key in NEEDED if key in line} for line in origin.rounds],
+                "rounds": list(origin.rounds),
             },
         },
         "state_dict": {f"{PREFIX}{key}": value.clone() for key, value in _policy(found).items()},

@@ -14,15 +14,15 @@ from esper.records import HELD_OUT, read_rounds
 from esper.resume import overrides_of, presets, read_yaml
 
 SHIPPED = Path(__file__).parent.parent / "pretrained"
-_FILES = {path.stem.rpartition("_")[2]: path for path in sorted(SHIPPED.glob("cifar_ppo_*.pt"))}  # by their seed
+FOREMOST = "cifar_ppo"  # the experiment whose controllers go by their seeds alone
 PRETRAINED = {  # the controllers that come with esper, by the names that ckpt has for them
-    **dict(zip(["pretrained"], _FILES.values(), strict=False)),
-    **{f"pretrained/{seed}": path for seed, path in _FILES.items()},
+    "pretrained": SHIPPED / f"{FOREMOST}_0.pt",
+    **{f"pretrained/{path.stem.removeprefix(f'{FOREMOST}_')}": path for path in sorted(SHIPPED.glob("*.pt"))},
 }
 BACKWARD = 3  # an update's pass forward and back, in passes forward
 TIMES = ("time/environment", "time/policy", "time/update")
 SCORES = tuple(f"validation/{kind}_score" for kind in HELD_OUT)
-NEEDED = ("round", "decisions", "episode/score", "episode/gflops", "policy/epochs", *TIMES, *SCORES)
+FIRST = ("decisions", "episode/score", "episode/gflops", "policy/epochs", *TIMES)  # figures of a run's first round
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Origin:
     @property
     def identity(self) -> str:
         """Tells its run from all others, whatever file of it this is: by what its first round came to, and took."""
-        first = {key: self.rounds[0].get(key) for key in NEEDED} if self.rounds else str(self.place.resolve())
+        first = {key: self.rounds[0].get(key) for key in FIRST} if self.rounds else str(self.place.resolve())
         return json.dumps(first)
 
     def _until(self, rounds: int) -> list[Mapping[str, Any]]:
