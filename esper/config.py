@@ -154,6 +154,8 @@ def hosts(config: DictConfig) -> dict[str, DictConfig]:
     """The configuration of the host, or of each of several that episodes draw from, by name."""
     if "hosts" not in config.host:
         return {"host": config.host}
+    if not config.host.hosts:
+        raise ValueError("host.hosts: must name one host or more, as host=cifar_mixed does.")
     return {str(name): node for name, node in config.host.hosts.items()}
 
 
@@ -179,7 +181,9 @@ def _check_reward(config: DictConfig) -> None:
         if isinstance(term, type) and "weight" in vars(term).get("__annotations__", {})
     ]
     for name, term in config.reward.terms.items():
-        target = str(term.get("_target_"))
+        if "_target_" not in term:
+            raise ValueError(f"reward.terms.{name}: has no _target_; the chosen reward has no such term to change.")
+        target = str(term._target_)
         if target.startswith(f"{reward_terms.__name__}.") and target.rpartition(".")[2] not in known:
             raise ValueError(f"reward.terms.{name}: {target} is unknown; there are {', '.join(sorted(known))}.")
         if "gamma" in term and term.gamma != config.gamma:

@@ -39,6 +39,10 @@ class Run:
         """All that was typed but for the seed."""
         return " ".join(sorted(override for override in self.overrides if key_of(override) not in SEPARATE))
 
+    @property
+    def seed(self) -> str:
+        return next((o.partition("=")[2] for o in reversed(self.overrides) if key_of(o) == "seed"), "")
+
 
 @dataclass(frozen=True)
 class Found:
@@ -77,7 +81,7 @@ def gather(directory: Path) -> Found:
 def recalled(name: str) -> Found:
     """How a trained controller was trained, as its file tells."""
     origin = origin_of(locate(name))
-    run = Run(f"{origin.config.name}, {origin.trained_on}", origin.overrides, origin.rounds)
+    run = Run(f"{origin.config.get('name', 'a run')}, {origin.trained_on}", origin.overrides, origin.rounds)
     return Found(Path(name), [], Source(commands=[f"python -m esper.run {shlex.join(origin.overrides)}"]), run)
 
 
@@ -118,7 +122,9 @@ def learned(found: Sequence[Found]) -> list[Training]:
     """The training runs among what was found, each called by what sets it apart from the others."""
     runs = [(str(each.directory), each.run) for each in found if each.run is not None and each.run.rounds]
     names = named([(directory, run.overrides) for directory, run in runs])
-    return [Training(name, run.task, run.rounds, run.settings) for name, (_, run) in zip(names, runs, strict=True)]
+    return [
+        Training(name, run.task, run.rounds, run.settings, run.seed) for name, (_, run) in zip(names, runs, strict=True)
+    ]
 
 
 def compared(found: Sequence[Found]) -> list[dict[str, Any]]:

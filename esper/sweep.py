@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +24,16 @@ from esper.ppo import DivergedError, RankLostError, ranks
 from esper.resume import key_of, overrides_of, read_yaml, runs_in
 
 FAILED, SUMMARY, SWEEP = "failed.txt", "summary.json", "multirun.yaml"
-FREE = ("rounds", "decisions", "sweep", "trainer", "device", "callbacks", "logger", "environment.threads")
+FREE = (
+    "rounds",
+    "decisions",
+    "sweep.skip_completed",
+    "trainer",
+    "device",
+    "callbacks",
+    "logger",
+    "environment.threads",
+)
 Figures = Mapping[str, float]
 
 
@@ -99,17 +108,23 @@ def asked(config: DictConfig) -> dict[str, int | None]:
     return {"rounds": config.rounds, "decisions": config.decisions}
 
 
-def same(directory: Path, overrides: Sequence[str]) -> None:
+def same(directory: Path, config: DictConfig) -> None:
     """Refuse to go on in the directory of another sweep, whose runs would be taken for this one's."""
     found = read_yaml(directory / SWEEP)
     if found is None:
         return
-    saved = OmegaConf.to_container(found.hydra.overrides.task, resolve=False)
-    assert isinstance(saved, list)
-    before, now = ({o for o in some if not key_of(str(o)).startswith(FREE)} for some in (saved, overrides))
+    before, now = swept(found.hydra), swept(config.hydra)
     if before != now:
-        changed = ", ".join(sorted(map(str, before ^ now)))
+        changed = ", ".join(sorted(before ^ now))
         raise ValueError(f"hydra.sweep.dir={directory}: holds another sweep, differing in {changed}; choose another.")
+
+
+def swept(hydra: DictConfig) -> set[str]:
+    """What makes a sweep: all that was typed, and what a ready sweep goes over."""
+    typed = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    ready = OmegaConf.select(hydra, "sweeper.params") or {}
+    every = [*(typed if isinstance(typed, list) else []), *(f"{key}={value}" for key, value in ready.items())]
+    return {str(override) for override in every if not key_of(str(override)).startswith(FREE)}
 
 
 def alone(config: DictConfig, launcher: DictConfig) -> None:
@@ -155,8 +170,7 @@ class Watch(Callback):
         try:
             installed(config.hydra.launcher._target_)
             alone(config, config.hydra.launcher)
-            overrides = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
-            same(directory, [str(override) for override in overrides] if isinstance(overrides, list) else [])
+            same(directory, config)
         except ValueError as error:
             sys.exit(str(error))
         directory.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from esper.config import CONF, compose_config
 from esper.learners import as_trained, beside, task_of
+from esper.resume import flat
 from esper.run import cli
 from esper.sweep import FAILED, alone, completed, installed, same, shared_out, write_down
 
@@ -153,11 +154,20 @@ def test_a_job_is_complete_when_it_has_played_all_that_is_asked_for(tmp_path: Pa
 
 
 def test_a_directory_that_holds_another_sweep_is_refused(tmp_path: Path) -> None:
-    same(tmp_path, ["seed=0,1"])  # nothing is there yet
-    (tmp_path / "multirun.yaml").write_text("hydra: {overrides: {task: ['seed=0,1', 'ppo.lam=${gamma}', rounds=2]}}")
-    same(tmp_path, ["ppo.lam=${gamma}", "seed=0,1", "rounds=9"])  # may go on for longer
+    def asked(*typed: str, **params: str) -> DictConfig:
+        return OmegaConf.create({"hydra": {"overrides": {"task": [*typed]}, "sweeper": {"params": params or None}}})
+
+    usual = ("seed=0,1", "ppo.lam=${gamma}", "+sweep=rewards")
+    same(tmp_path, asked(*usual))  # nothing is there yet
+    OmegaConf.save(asked(*usual, "rounds=2", reward="sparse,shaped"), tmp_path / "multirun.yaml")
+    longer = ("rounds=9", "sweep.skip_completed=false", *reversed(usual))
+    same(tmp_path, asked(*longer, reward="sparse,shaped"))
     with pytest.raises(ValueError, match="holds another sweep, differing in seed=0,1, seed=0,2; choose another"):
-        same(tmp_path, ["ppo.lam=${gamma}", "seed=0,2", "rounds=2"])
+        same(tmp_path, asked("seed=0,2", *usual[1:], reward="sparse,shaped"))
+    with pytest.raises(ValueError, match=r"differing in \+sweep=rewards, \+sweep=slots; choose another"):
+        same(tmp_path, asked(*usual[:2], "+sweep=slots", reward="sparse,shaped"))
+    with pytest.raises(ValueError, match="differing in reward=sparse, reward=sparse,shaped; choose another"):
+        same(tmp_path, asked(*usual, reward="sparse"))
 
 
 def test_jobs_beside_each_other_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +198,20 @@ def test_every_ready_sweep_says_its_command_and_every_job_of_it_composes(path: P
     for key, values in OmegaConf.load(path).hydra.sweeper.params.items():
         for value in values.replace("],[", "]|[").split("|") if "[" in values else str(values).split(","):
             compose_config("run", ["+experiment=cifar_ppo", f"{key}={value}"])
+
+
+@pytest.mark.parametrize("experiment", ["cifar_ppo", "oracle_noisy"])
+def test_every_ablation_changes_its_own_part_of_an_experiment(experiment: str) -> None:
+    parts = {
+        "critic_of_rest": "ppo", "unmasked": "policy", "reward_shaped": "reward", "all_actions": "actions",
+        "unshaped": "reward", "reward_sparse": "reward", "no_memory": "policy", "none": "", "one_epoch": "ppo",
+    }  # fmt: skip
+    assert set(parts) == {path.stem for path in (CONF / "ablation").glob("*.yaml")}
+    whole = flat(compose_config("run", [f"+experiment={experiment}"]))
+    for name, part in parts.items():  # in the order in which a sweep types them
+        found = flat(compose_config("run", [f"+ablation={name}", f"+experiment={experiment}"]))
+        changed = {key for key in {**whole, **found} if whole.get(key) != found.get(key)}
+        assert {key.split(".")[0] for key in changed} == {part} - {""}, name
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "ablation").glob("*.yaml")), ids=lambda path: path.stem)

@@ -1,23 +1,22 @@
 """What hosts and seeds state they cost is what torch counts; where torch counts otherwise, the test says why."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from esper.blueprints import Blueprint, blueprints
-from esper.config import load
+from esper.config import CONF, load
 from esper.growth import Seed
 from esper.growth.seed import Gate
 from esper.hosts import GPTHost, Host
-from esper.hosts.gpt import Layer
+from esper.hosts.gpt import Attention
 from esper.lifecycle import Blend
 from esper.work import Work, alike, convolution, linear, scaled_dot_product
 from tests.counting import counter
 
-PRESETS = sorted(path.stem for path in (Path(__file__).parent.parent / "conf" / "host").glob("*.yaml"))
+PRESETS = sorted(path.stem for path in (CONF / "host").glob("*.yaml") if "_target_" in path.read_text())  # single hosts
 WIDTHS = {"cnn": (8, 48), "transformer": (16, 64)}
 SEEDS = [
     (entry, channels, blend)
@@ -54,7 +53,7 @@ def test_every_segment_of_every_host_costs_what_it_states(preset: str) -> None:
     assert stated is not None
     for index, (work, segment) in enumerate(zip(stated, host.segments, strict=True)):
         forward, backward = counted(segment, x)
-        attentions = sum(isinstance(module, Layer) for module in segment.modules())
+        attentions = sum(isinstance(module, Attention) for module in segment.modules())
         if attentions:  # without a fused kernel on the meta device, scores are kept, which saves a product
             backward += attentions * scaled_dot_product(host.slots[0].channels, x.shape[1]).forward // 2
         assert (work.forward, work.inputs + work.weights) == (forward, backward), index

@@ -1,6 +1,5 @@
 """One comparison of arms, as a configuration asks for it."""
 
-import json
 import os
 import platform
 import subprocess
@@ -46,6 +45,7 @@ class Comparison:
             settings=lambda name: plain(config.controller[name]),
             learners={learner.label: self._acting(learner) for learner in self.learners},
             weights={learner.label: f"{learner.weights}, {self.mode(learner)}" for learner in self.learners},
+            ways={learner.label: learner.way for learner in self.learners},
             repeated=recorded_actions(config) if config.replay.records and "replay" in self.arms else None,
         )
         host = chosen_options().get("host", config.host.get("_target_", "").rpartition(".")[2])
@@ -67,8 +67,16 @@ class Comparison:
         found = [*self.played.complaints]
         if len(self._mine()) < self.expected:
             found.append(f"Incomplete: {len(self._mine())} of {self.expected} episodes have been played.")
-        if len({json.dumps(learner.task, sort_keys=True) for learner in self.learners}) > 1:
-            found.append("The trained controllers learned on unlike tasks; they are no repetitions of one another.")
+        ways = list(dict.fromkeys(learner.way for learner in self.learners))
+        if len(ways) > 1:
+            arms = [f"ppo ({number})" for number in range(2, len(ways) + 1)]
+            found.append(
+                "The trained controllers learned on unlike tasks, or in unlike ways; they are no repetitions of one "
+                f"another, but arms of their own in the order of ckpt: ppo, {', '.join(arms)}."
+            )
+        stock, episodes = len(self.environment.stock), len(self.bench.seeds)
+        if stock > 1 and episodes % (2 * stock**2):
+            found.append(f"episodes={episodes}: each host comes as often with a multiple of {2 * stock**2}.")
         for learner in self.learners:
             changed = differences(learner.task, task_of(self.config))
             if changed:

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from esper.evaluation.arms import arm_of
 from esper.evaluation.document import Block, Table, Text, interval
 from esper.evaluation.results import Task, shared
-from esper.evaluation.statistics import ENOUGH, difference
+from esper.evaluation.statistics import ENOUGH, Estimate, difference
+
+GIGA = 1e-9
 
 
 def amortised(task: Task, main: str, learners: Mapping[str, Mapping[str, Any]], searched: float | None) -> list[Block]:
@@ -20,25 +23,27 @@ def amortised(task: Task, main: str, learners: Mapping[str, Mapping[str, Any]], 
     known = [gflops for gflops in every if gflops is not None]
     if len(known) < len(every):
         return []
-    trained, own = float(np.mean(known)), task.arms[main].figure("GFLOPs")
+    trained = float(np.mean(known))
     rows = []
     for name, other in task.arms.items():
         mine, theirs = shared([task.arms[main]], [other])
-        cost = other.figure("GFLOPs")
-        if name == main or not mine or cost is None or own is None:
+        if name == main or not mine or not _rival(name):
             continue
-        gap, saved = difference(mine, theirs), cost.value - own.value
-        if mine[0].shape[1] < ENOUGH:
+        spent, theirs_spent = shared([task.arms[main]], [other], "flops")
+        gap, saved = difference(mine, theirs), difference(theirs_spent, spent)
+        if mine[0].shape[-1] < ENOUGH:
             uses = "too few seeds"
-        elif saved > 0 and gap.high >= 0:
-            uses = f"{math.ceil(trained / saved):,}"
+        elif saved.low > 0 and gap.high >= 0:
+            uses = f"{math.ceil(trained / (saved.value * GIGA)):,}"
         else:
-            uses = "never: it costs more" if saved <= 0 else "never: it scores less"
-        rows.append([f"{main} - {name}", interval(gap, "{:+.2f}"), f"{saved:,.1f}", uses])
+            uses = "never: it does not cost less" if saved.low <= 0 else "never: it scores less"
+        saving = Estimate(*(GIGA * value for value in (saved.value, saved.low, saved.high)))
+        rows.append([f"{main} - {name}", interval(gap, "{:+.2f}"), interval(saving, "{:+,.1f}"), uses])
     words = (
-        f"Training a controller took {trained:,.0f} GFLOPs (the mean over controllers). A use is an episode; it is "
-        "paid back against an arm where it saves FLOPs and cannot be told to score less. Where it costs more, what it "
-        "buys is score."
+        f"Training a controller took {trained:,.0f} GFLOPs (the mean over controllers; held-out episodes included "
+        "where they were recorded, the warm-up of its statistics not). A use is an episode; it is paid back against an "
+        "arm where it is sure to save FLOPs and cannot be told to score less. Where it does not cost less, what it "
+        "buys is score. Arms that are made from its own episodes are left out."
     )
     if searched and "best_open_loop" in task.arms:
         words += (
@@ -46,3 +51,9 @@ def amortised(task: Task, main: str, learners: Mapping[str, Mapping[str, Any]], 
             f"host; a controller that serves new hosts too is paid back by {math.ceil(trained / searched):,} of them."
         )
     return [Text(words), Table(("comparison", "score", "GFLOPs saved a use", "uses until paid back"), rows)]
+
+
+def _rival(name: str) -> bool:
+    """Whether an arm is a way to do without the controller: neither made from its episodes, nor a control."""
+    arm = arm_of(name.partition(" (")[0])
+    return not arm.after and not arm.control

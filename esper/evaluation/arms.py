@@ -24,6 +24,7 @@ class Bench:
         settings: what that controller is built from, as plain data
         learners: trained controllers by their label
         weights: a digest of each of them
+        ways: on what and how each of them was trained, in a word
         reference: finished episodes of the arm that others are made from
         timetable: what a search for a schedule has found; None before
         repeated: actions of a recorded episode that `replay` repeats; None is those of the reference
@@ -35,6 +36,7 @@ class Bench:
     settings: Callable[[str], object]
     learners: Mapping[str, Learned] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
+    ways: Mapping[str, str] = field(default_factory=dict)
     reference: list[Mapping[str, Any]] = field(default_factory=list)
     timetable: Sequence[Entry] | None = None
     repeated: Sequence[Mapping[str, str]] | None = None
@@ -73,8 +75,13 @@ def _filled(arm: str, *, frozen: bool) -> Callable[[Bench], list[Job]]:
 
 
 def _ppo(bench: Bench) -> list[Job]:
+    """Controllers that were trained on unlike tasks, or in unlike ways, are arms of their own."""
+
+    def way(label: str) -> str:
+        return bench.ways.get(label, "")
+
     return [
-        Job("ppo", label, (seed,), learned, Start(), digest([bench.weights[label], bench.settings("ppo")]))
+        Job("ppo", label, (seed,), learned, Start(), digest([bench.weights[label], bench.settings("ppo")]), way(label))
         for label, learned in bench.learners.items()
         for seed in bench.seeds
     ]
@@ -147,13 +154,14 @@ def _best_open_loop(bench: Bench) -> list[Job]:
 class Arm:
     """`after` says what must be there before its episodes can be named: nothing, a checkpoint, the reference's.
 
-    `grows` is false for networks that stay what they are.
+    `grows` is false for networks that stay what they are; `control` is true for what nobody would use.
     """
 
     meaning: str
     jobs: Callable[[Bench], list[Job]]
     after: str = ""
     grows: bool = True
+    control: bool = False
 
 
 ARMS = {
@@ -188,7 +196,7 @@ ARMS = {
     ),
     "placebo": Arm(
         "every slot filled from the start with seeds that never learn (a negative control)",
-        _filled("placebo", frozen=True), grows=False,
+        _filled("placebo", frozen=True), grows=False, control=True,
     ),
     "ppo": Arm("the learned controller", _ppo, "ckpt"),
     "ppo_permuted": Arm("the learned controller, shown another episode (a negative control)", _permuted, "ckpt"),

@@ -80,7 +80,7 @@ def _figures(task: Task, main: str) -> dict[str, Any]:
         mine, theirs = shared([task.arms[main]], [results])
         if name != main and mine:
             gap = difference(mine, theirs)
-            told = verdict(gap, mine[0].shape[1])
+            told = verdict(gap, mine[0].shape[-1])
             found[name]["compared"] = {"reference": main, **asdict(gap), "reference_is": told}
     return found
 

@@ -30,7 +30,7 @@ def gap(task: Task, ours: str, theirs: str) -> tuple[Estimate | None, int]:
     if not {ours, theirs} <= set(task.arms):
         return None, 0
     mine, other = shared([task.arms[ours]], [task.arms[theirs]])
-    return (difference(mine, other), mine[0].shape[1]) if mine else (None, 0)
+    return (difference(mine, other), mine[0].shape[-1]) if mine else (None, 0)
 
 
 def _not_above(task: Task, ours: str, theirs: str, expected: str) -> list[str]:

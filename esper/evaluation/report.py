@@ -106,7 +106,7 @@ def _question(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
         for name, other in task.arms.items():
             ours, theirs = shared([task.arms[main]], [other])
             if name != main and ours:
-                told.setdefault(verdict(difference(ours, theirs), ours[0].shape[1]), []).append(name)
+                told.setdefault(verdict(difference(ours, theirs), ours[0].shape[-1]), []).append(name)
         words = {
             "better": "scores above",
             "worse": "scores below",
@@ -152,7 +152,7 @@ def _differences(task: Task, main: str) -> list[Block]:
         gap = difference(mine, theirs)
         factors = [FACTOR.format(_value(ours, title) / _value(other, title)) for title in ("parameters", "GFLOPs")]
         chance = improvement(mine, theirs)
-        seeds = mine[0].shape[1]
+        seeds = mine[0].shape[-1]
         told = [interval(gap, "{:+.2f}"), interval(chance, "{:.2f}"), *factors, verdict(gap, seeds)]
         rows.append([f"{main} - {name}", str(seeds), *told])
     if not rows:
@@ -207,7 +207,7 @@ def _together(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
         if name != main and len(mine) > 1:
             gap = difference(mine, theirs)
             chance = improvement(mine, theirs)
-            seeds = sum(scores.shape[1] for scores in mine)
+            seeds = sum(scores.shape[-1] for scores in mine)
             cells = (interval(gap, "{:+.2f}"), interval(chance, "{:.2f}"), verdict(gap, seeds))
             rows.append([f"{main} - {name}", str(len(mine)), str(seeds), *cells])
     if not rows:
@@ -215,7 +215,10 @@ def _together(tasks: Sequence[Task], chosen: Mapping[str, str]) -> list[Block]:
     header = ("comparison", "tasks", "seeds", "score difference", "P(improvement)", f"{main} is")
     return [
         Table(header, rows),
-        Text("Stratified by task: every draw has as many episodes of each task as were played."),
+        Text(
+            "The mean over tasks of each task's interquartile mean; every draw has as many episodes of each task as "
+            "were played."
+        ),
     ]
 
 

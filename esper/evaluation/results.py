@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from esper.evaluation.arms import ARMS
-from esper.evaluation.statistics import Estimate, Strata, estimate, mean
+from esper.evaluation.statistics import Estimate, Strata, estimate
 
 SAME = ("host", "data", "environment", "optimizer", "lifecycle", "slots", "actions", "governor")  # make a task
 FREE = {"environment": ("envs", "threads"), "data": ("device", "root")}  # change nothing in an episode
@@ -151,16 +151,17 @@ def _distinct(tasks: list[Task]) -> list[Task]:
     return tasks
 
 
-def shared(ours: Sequence[Results], theirs: Sequence[Results]) -> tuple[Strata, Strata]:
-    """Scores of two arms in some tasks, on the seeds that both have played in each.
+def shared(ours: Sequence[Results], theirs: Sequence[Results], key: str = "score") -> tuple[Strata, Strata]:
+    """A figure of two arms in some tasks, on the seeds that both have played in each.
 
-    Arms of the same trained controllers are paired by controller; of others, the mean over controllers is compared.
+    Arms of the same trained controllers are paired by controller; of others, each is compared with every other.
     """
     pairs = []
     for mine, other in zip(ours, theirs, strict=True):
         seeds = sorted(set(mine.seeds) & set(other.seeds))
         if seeds:
-            ours_here, theirs_here = mine.table("score", seeds), other.table("score", seeds)
-            paired = mine.learners == other.learners or 1 in (len(mine.learners), len(other.learners))
-            pairs.append((ours_here, theirs_here if paired else mean(theirs_here.T)[None]))
+            ours_here, theirs_here = mine.table(key, seeds), other.table(key, seeds)
+            if mine.learners != other.learners and 1 not in (len(mine.learners), len(other.learners)):
+                ours_here, theirs_here = np.broadcast_arrays(ours_here[:, None], theirs_here[None])
+            pairs.append((ours_here, theirs_here))
     return [mine for mine, _ in pairs], [other for _, other in pairs]

@@ -1,12 +1,14 @@
 """What scores say, and how sure that is.
 
 Scores come as strata, one for each task, each an array [controllers, seeds]: one row for each trained controller, or
-one in all for rules that are not trained; the columns are episode seeds, which all arms of a task share. NaN is an
-episode that was not played: it is no part of any draw.
+one in all for rules that are not trained; the columns are episode seeds, which all arms of a task share. Where two arms
+have controllers of their own, it is [ours, theirs, seeds]. NaN is an episode that was not played: it is no part of any
+draw.
 
 An interval is a percentile bootstrap, widened for few units, in which controllers are drawn anew as wholes, the same
 for all tasks, since they are what was trained several times, and within each task the seeds, the same for all arms
-that are compared. With one controller it speaks of that controller alone.
+that are compared. With one controller it speaks of that controller alone. A figure of several tasks is the mean over
+them: an interquartile mean of all their values would cut off what is large in one task alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,9 +58,10 @@ def mean(values: np.ndarray) -> np.ndarray:
 def estimate(
     strata: Strata, statistic: Statistic = interquartile_mean, *, draws: int = DRAWS, seed: int = 0
 ) -> Estimate:
-    """A statistic of all values together, with its interval."""
-    seen = statistic(np.concatenate([scores.ravel() for scores in strata]))
-    return _estimate(seen, statistic(_drawn(strata, draws, seed)), bounds(strata))
+    """A statistic of each task's values, as the mean over tasks, with its interval."""
+    seen = [statistic(scores.ravel()) for scores in strata]
+    found = [statistic(part) for part in _drawn(strata, draws, seed)]
+    return _estimate(np.mean(seen, axis=0), np.mean(found, axis=0), bounds(strata))
 
 
 def difference(ours: Strata, theirs: Strata, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
@@ -71,15 +74,9 @@ def improvement(ours: Strata, theirs: Strata, *, draws: int = DRAWS, seed: int =
 
     It is the Mann-Whitney statistic over the number of pairs.
     """
-    rng = np.random.default_rng(seed)
-    most = max(len(scores) for scores in (*ours, *theirs))
-    chosen = rng.random((draws, most))
-    found, seen = [], []
-    for mine, other in zip(ours, theirs, strict=True):
-        columns = _columns(rng, draws, mine)
-        pair = [_resample(scores, _rows(chosen, len(scores)), columns).reshape(draws, -1) for scores in (mine, other)]
-        found.append(_above(pair[0], pair[1]))
-        seen.append(_above(mine.reshape(1, -1), other.reshape(1, -1))[0])
+    pairs = zip(_drawn(ours, draws, seed), _drawn(theirs, draws, seed), strict=True)  # one seed: the same draws
+    found = [_above(mine, other) for mine, other in pairs]
+    seen = [_above(mine.reshape(1, -1), other.reshape(1, -1))[0] for mine, other in zip(ours, theirs, strict=True)]
     return _estimate(np.mean(seen), np.mean(found, axis=0), bounds(ours))
 
 
@@ -87,19 +84,27 @@ def profile(
     strata: Strata, thresholds: np.ndarray, *, draws: int = DRAWS, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Share of episodes that score above each threshold, with the bounds of its interval; each [thresholds]."""
-    seen, drawn = np.concatenate([scores.ravel() for scores in strata]), _drawn(strata, draws, seed)
+    seen = np.concatenate([scores.ravel() for scores in strata])
+    drawn = np.concatenate(_drawn(strata, draws, seed), axis=-1)
     shares = np.array([_share(seen > threshold, seen) for threshold in thresholds])
     found = np.array([_share(drawn > threshold, drawn) for threshold in thresholds])  # [thresholds, draws]
     low, high = np.nanquantile(found, bounds(strata), axis=-1)
     return shares, low, high
 
 
-def _drawn(strata: Strata, draws: int, seed: int) -> np.ndarray:
-    """All values of each draw: [draws, values]"""
-    rng = np.random.default_rng(seed)
-    chosen = rng.random((draws, max(len(scores) for scores in strata)))
-    parts = [_resample(scores, _rows(chosen, len(scores)), _columns(rng, draws, scores)) for scores in strata]
-    return np.concatenate([part.reshape(draws, -1) for part in parts], axis=-1)
+def _drawn(strata: Strata, draws: int, seed: int) -> list[np.ndarray]:
+    """All values of each draw, for each task: [draws, values]; arms of equal seeds and controllers draw the same."""
+    some, others = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    most = max(max(scores.shape[:-1]) for scores in strata)
+    chosen = some.random((most, 2, draws))  # of our controllers, and of theirs where they are others
+    found = []
+    for scores in strata:
+        every = scores if scores.ndim == 3 else scores[:, None]
+        ours, theirs = ((chosen[:n, side].T * n).astype(int) for side, n in enumerate(every.shape[:2]))
+        columns = others.integers(every.shape[2], size=(draws, every.shape[2]))
+        drawn = every[ours[:, :, None, None], theirs[:, None, :, None], columns[:, None, None, :]]
+        found.append(drawn.reshape(draws, -1))
+    return found
 
 
 def _above(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -113,22 +118,6 @@ def _share(wins: np.ndarray, values: np.ndarray) -> np.ndarray:
     return mean(np.where(np.isnan(values), np.nan, wins))
 
 
-def _rows(chosen: np.ndarray, controllers: int) -> np.ndarray:
-    """Which controllers each draw has; arms with as many controllers draw the same."""
-    rows: np.ndarray = (chosen[:, :controllers] * controllers).astype(int)
-    return rows
-
-
-def _columns(rng: np.random.Generator, draws: int, scores: np.ndarray) -> np.ndarray:
-    return rng.integers(scores.shape[1], size=(draws, scores.shape[1]))
-
-
-def _resample(scores: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """[draws, controllers, seeds]"""
-    drawn: np.ndarray = scores[rows[:, :, None], columns[:, None, :]]
-    return drawn
-
-
 def bounds(strata: Strata) -> tuple[float, float]:
     """The quantiles between which an interval lies, further out the fewer units there are.
 
@@ -136,8 +125,8 @@ def bounds(strata: Strata) -> tuple[float, float]:
     their deviation; Hesterberg (2015) moves its quantiles out by these two factors. The units are controllers where
     there are several, else seeds.
     """
-    controllers = min(len(scores) for scores in strata)
-    units = controllers if controllers > 1 else sum(scores.shape[1] for scores in strata)
+    controllers = min(min(scores.shape[:-1]) for scores in strata)
+    units = controllers if controllers > 1 else sum(scores.shape[-1] for scores in strata)
     if units < 2:
         return 0.0, 1.0
     low = NORMAL.cdf(-student(units - 1) * (units / (units - 1)) ** 0.5)

@@ -26,13 +26,14 @@ PALETTE = colormaps["tab10"].colors  # type: ignore[attr-defined]
 class Training:
     """A training run: what it is called beside others, what it trains on, how, and its lines of rounds.jsonl.
 
-    Runs of the same `settings` differ in their seed alone.
+    Runs of the same `settings` differ in their `seed` alone.
     """
 
     name: str
     task: str
     rounds: Sequence[Mapping[str, Any]]
     settings: str = ""
+    seed: str = ""
 
     def known(self, figure: str) -> tuple[list[int], list[float]]:
         """The rounds in which a figure was measured, and what it was."""

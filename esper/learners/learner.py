@@ -1,6 +1,7 @@
 """Trained controllers: from a checkpoint to a policy that acts, and back into one small file."""
 
 import hashlib
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Learner:
     label: str  # by which episodes name it: where its checkpoint is
     policy: Policy
     weights: str  # a digest of them
+    way: str  # a digest of how it was trained; those of one way on one task are repetitions of one another
     task: Mapping[str, Any]  # what it learned on, every key with its value
     about: Mapping[str, Any]  # plain data: how it was trained
 
@@ -54,7 +56,9 @@ def load_learner(name: str, layout: Layout) -> Learner:
         "trained_on": origin.trained_on,
         "command": f"python -m esper.run {shlex.join(origin.overrides)}",
     }
-    return Learner(label_of(name), policy.eval(), _digest(weights), task_of(origin.config), about)
+    task, way = task_of(origin.config), task_of(origin.config, ("policy", "ppo"))
+    told = hashlib.blake2b(json.dumps([task, way], sort_keys=True).encode(), digest_size=8).hexdigest()
+    return Learner(label_of(name), policy.eval(), _digest(weights), told, task, about)
 
 
 def load_learners(names: Sequence[str], layout: Layout) -> list[Learner]:

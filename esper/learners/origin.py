@@ -42,7 +42,11 @@ class Origin:
         if len(lines) < rounds or not rounds:
             return {"gflops": None, "seconds": None}
         episodes, decisions = counters["episodes"] / rounds, counters["decisions"] / rounds
-        hosts = sum(episodes * line["episode/gflops"] for line in lines)
+        played = (
+            "episode/gflops",
+            *(f"validation/{kind}_gflops" for kind in HELD_OUT),
+        )  # as many episodes of each kind
+        hosts = sum(episodes * (line.get(name) or 0.0) for line in lines for name in played)
         passes = sum(decisions * (1 + BACKWARD * line["policy/epochs"]) for line in lines)
         seconds = sum(line[name] or 0.0 for line in lines for name in TIMES)
         return {"gflops": hosts + passes * policy.flops / 1e9, "seconds": seconds}

@@ -94,11 +94,11 @@ def as_trained(typed: DictConfig, overrides: Sequence[str], names: Sequence[str]
     return typed
 
 
-def task_of(config: DictConfig) -> dict[str, Any]:
+def task_of(config: DictConfig, groups: Sequence[str] = TASK) -> dict[str, Any]:
     """What makes a task of a configuration, every key with its value; not how many play at once, or where."""
     found = OmegaConf.to_container(config, resolve=True)
     assert isinstance(found, dict)
-    shown = flat(OmegaConf.create({group: found[group] for group in TASK if group in found}))
+    shown = flat(OmegaConf.create({group: found[group] for group in groups if group in found}))
     return {key: value for key, value in shown.items() if key not in ELSEWHERE}
 
 

@@ -72,3 +72,5 @@ def test_hosts_of_unlike_slots_are_refused_in_one_sentence() -> None:
     unlike = config("host=cifar_mixed", "host.hosts.cifar_baseline.blocks=2", "host.hosts.cifar_baseline.pools=2")
     with pytest.raises(ValueError, match=r"^host\.hosts: cifar_baseline has other slots than cifar_blind \("):
         check(unlike)
+    with pytest.raises(ValueError, match=r"^host\.hosts: must name one host or more"):
+        check(config("host=cifar_mixed", "host.hosts=null"))

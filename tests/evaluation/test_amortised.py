@@ -12,7 +12,9 @@ def arm(name: str, score: float, gflops: float, learner: str | None = None) -> l
 
 LINES = [
     *arm("ppo", 40.0, 5.0, learner="a"),
-    *arm("static_final_flops", 40.0, 9.0),  # as good, and dearer
+    *arm("fragrow", 40.0, 9.0),  # as good, and dearer
+    *arm("static_final", 40.0, 9.0, learner="a"),  # not to be had without the controller
+    *arm("placebo", 20.0, 9.0),
     *arm("none", 30.0, 1.0),  # worse, and cheaper
     *arm("all_seeds", 45.0, 7.0),  # better
     *arm("best_open_loop", 39.0, 4.0),
@@ -24,10 +26,10 @@ def test_training_is_paid_back_where_a_use_saves_flops_and_loses_no_score() -> N
     words, table = amortised(task, "ppo", {"a": {"gflops": 1_001.0}}, searched=250.0)
     assert isinstance(table, Table)
     assert {row[0].removeprefix("ppo - "): row[2:] for row in table.rows} == {
-        "static_final_flops": ["4.0", "251"],
-        "none": ["-4.0", "never: it costs more"],
-        "all_seeds": ["2.0", "never: it scores less"],
-        "best_open_loop": ["-1.0", "never: it costs more"],
+        "fragrow": ["+4.0 [+4.0, +4.0]", "251"],
+        "none": ["-4.0 [-4.0, -4.0]", "never: it does not cost less"],
+        "all_seeds": ["+2.0 [+2.0, +2.0]", "never: it scores less"],
+        "best_open_loop": ["-1.0 [-1.0, -1.0]", "never: it does not cost less"],
     }
     assert isinstance(words, Text)
     assert "took 1,001 GFLOPs" in words.words

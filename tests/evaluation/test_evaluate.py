@@ -304,6 +304,11 @@ def test_several_checkpoints_are_several_trained_controllers(checkpoint: Path, t
     (figures,) = found.values()
     assert (figures["ppo"]["controllers"], figures["ppo"]["seeds"]) == (2, 2)
     assert (figures["none"]["controllers"], figures["none"]["seeds"]) == (1, 2)
+    longer = trained(tmp_path / "longer", "seed=1", "ppo.epochs=2")
+    three = f"ckpt=[{checkpoint},{other},{longer}]"
+    (figures,) = evaluated(tmp_path / "three", three, "controllers=[ppo]", "episodes=1").values()
+    assert {name: arm["controllers"] for name, arm in figures.items()} == {"ppo": 2, "ppo (2)": 1}
+    assert "but arms of their own in the order of ckpt: ppo, ppo (2)." in (tmp_path / "three/report.md").read_text()
     once = f"ckpt=[{checkpoint}/checkpoints/last.ckpt,{checkpoint}/checkpoints/best.ckpt]"
     with pytest.raises(ValueError, match=r"are of one run; each must be a controller of its own\.$"):
         evaluated(tmp_path / "once", once)
@@ -358,7 +363,7 @@ def test_hosts_that_are_drawn_are_tasks_of_their_own_and_a_timetable_is_tried_on
     text = (tmp_path / "report.md").read_text()
     assert "best of 2 timetables, each on 2 hosts, whose search" in text
     assert "cifar_blind on synthetic_images, test split: Results" in text
-    assert "Stratified by task" in text
+    assert "The mean over tasks of each task's interquartile mean" in text
 
 
 def test_a_searched_timetable_can_be_the_reference(tmp_path: Path) -> None:

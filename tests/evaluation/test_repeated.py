@@ -8,7 +8,7 @@ from esper.evaluation.training import Training
 def run(settings: str, seed: int, score: float, held_out: bool = True) -> Training:
     last = {"validation/greedy_score": score, "validation/sampled_score": score - 1} if held_out else {}
     lines = [{"round": number, "episode/score": score, **last} for number in (1, 2)]
-    return Training(f"seed={seed}, {settings}", "a task", lines, settings)
+    return Training(f"seed={seed}, {settings}", "a task", lines, settings, str(seed))
 
 
 def rows(*runs: Training) -> list[dict[str, str]]:
@@ -31,10 +31,14 @@ def test_settings_are_told_over_their_runs_and_against_the_first() -> None:
     assert second["sampled - first"] == "-2.00 [-2.00, -2.00]"  # seed by seed, the difference never varies
 
 
-def test_groups_of_unlike_size_are_compared_with_the_mean_of_the_first() -> None:
-    usual = [run("a=1", seed, 40.0 + seed) for seed in range(3)]
-    _, second = rows(*usual, *(run("a=2", seed, 41.0) for seed in range(2)))
-    assert second["sampled - first"] == "+0.00"  # of the means; runs cannot be paired
+def test_runs_are_compared_on_the_seeds_that_both_have() -> None:
+    usual = [run("a=1", seed, 40.0 + 9 * seed) for seed in (0, 2, 3, 4)]
+    _, second = rows(*usual, *(run("a=2", seed, 41.0 + 9 * seed) for seed in (3, 2, 1, 0)))
+    assert second["sampled - first"] == "+1.00 [+1.00, +1.00]"
+    _, second = rows(*usual, run("a=2", 2, 50.0))
+    assert (second["sampled"], second["sampled - first"]) == ("49.00", "-8.00")  # one run has no interval
+    _, second = rows(*usual, run("a=2", 7, 50.0))
+    assert second["sampled - first"] == "-"
 
 
 def test_a_run_that_collapsed_counts() -> None:

@@ -109,6 +109,23 @@ def test_an_interval_seldom_excludes_zero_where_there_is_nothing(seeds: int, mos
     assert wrong < most
 
 
+def test_controllers_of_another_arm_are_drawn_too() -> None:
+    """One of two of theirs has collapsed: whether ours is better depends on which of them is met."""
+    ours, theirs = np.full((5, 8), 45.0), np.full((5, 8), 45.0)
+    theirs[3:] = 37.0
+    found = difference(*([arm] for arm in np.broadcast_arrays(ours[:, None], theirs[None])))
+    assert found.value == pytest.approx(2.4, abs=1)
+    assert not found.excludes_zero
+    assert bounds([np.zeros((5, 3, 8))]) == bounds([np.zeros((3, 8))])  # the fewer of both are the unit
+
+
+def test_a_figure_of_several_tasks_is_the_mean_over_them() -> None:
+    """Half of what is gained in the first task is a quarter of all values, which a pooled figure would cut off."""
+    gains, nothing = np.array([[9.0] * 5 + [0.0] * 3]), np.zeros((1, 8))
+    assert estimate([gains, nothing]).value == pytest.approx(6.75 / 2)
+    assert interquartile_mean(np.concatenate([gains, nothing], 1)) == pytest.approx(9 / 8)
+
+
 def test_differences_of_the_same_controllers_are_paired_by_controller() -> None:
     ours = np.array([[1.0, 2.0], [11.0, 12.0]])
     found = difference([ours + 3], [ours])

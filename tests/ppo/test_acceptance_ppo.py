@@ -75,6 +75,21 @@ def test_a_round_without_any_choice_has_a_kl_of_exactly_0() -> None:
     assert loss.isfinite()
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_policy_says_whether_heads_learn_where_they_had_no_part(masked: bool) -> None:
+    world = Locks()
+    module = learner(world, net={**EVEN, "masked": masked})
+    rollout = played(module, world)
+    targets = prepare(rollout, module.policy, module.scale, module.settings)
+    blend = rollout.layout.head_names.index("blend")
+    waited = rollout.each("op") == 0
+    assert waited.any()
+    assert targets.active[waited][:, blend].any() == (not masked)
+    assert (rollout.log_prob[waited][:, blend] == 0).all() == masked
+    _, figures = loss_of(module, rollout, targets)
+    assert figures.kl.abs().max() < 1e-6  # what was drawn is what is updated
+
+
 def test_the_kl_of_an_update_is_that_of_whole_actions_over_decision_steps() -> None:
     """Heads that took no part add nothing, and are not counted in what is divided by."""
     module, rollout, _ = ready()
