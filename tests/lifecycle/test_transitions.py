@@ -24,7 +24,7 @@ RULES = st.builds(
 SEEDS = st.integers(0, 2**32)
 
 
-def turns(actions: str, rule: Rules, seed: int, envs: int = 4, steps: int = 40) -> list[Turn]:
+def turns(actions: str, rule: Rules, seed: int, envs: int = 4, steps: int = 24) -> list[Turn]:
     return list(play(space(actions), rule, envs=envs, steps=steps, seed=seed))
 
 
