@@ -92,7 +92,7 @@ def test_only_an_explicit_action_fossilises(actions: str, rule: Rules, seed: int
 @given(SPACES, RULES, SEEDS)
 def test_the_cooldown_after_a_prune_has_exactly_its_length(actions: str, rule: Rules, seed: int) -> None:
     waited = torch.zeros(4, 3, dtype=torch.long)
-    for turn in turns(actions, rule, seed, steps=60):
+    for turn in turns(actions, rule, seed, steps=40):
         if turn.call == "tick":
             waited += turn.before.stage == Stage.PRUNED
         free = turn.events.into(Stage.DORMANT)
