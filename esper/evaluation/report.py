@@ -176,7 +176,10 @@ def _unit(count: int) -> str:
     )
     if count >= ENOUGH:
         return drawn
-    return f"{drawn} So few of them are too few to speak of controllers to come: what is claimed is claimed of these."
+    return (
+        f"{drawn} So few of them are too few to speak of controllers to come: what is claimed is claimed of these. Their "
+        f"intervals are nearly the range of all {DRAWS:,} draws, and the ends depend on them."
+    )
 
 
 def _timelines(task: Task, number: int, main: str) -> list[Block]:
