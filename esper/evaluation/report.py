@@ -177,8 +177,8 @@ def _unit(count: int) -> str:
     if count >= ENOUGH:
         return drawn
     return (
-        f"{drawn} So few of them are too few to speak of controllers to come: what is claimed is claimed of these. Their "
-        f"intervals are nearly the range of all {DRAWS:,} draws, and the ends depend on them."
+        f"{drawn} So few of them are too few to speak of controllers to come: what is claimed is claimed of these. "
+        f"Their intervals are nearly the range of all {DRAWS:,} draws, and the ends depend on them."
     )
 
 
