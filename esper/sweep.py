@@ -24,7 +24,7 @@ from esper.ppo import DivergedError, RankLostError, ranks
 from esper.resume import key_of, overrides_of, read_yaml, runs_in
 
 FAILED, SUMMARY, SWEEP = "failed.txt", "summary.json", "multirun.yaml"
-FREE = (
+FREE = (  # keys, or groups of them, in which a sweep that goes on may differ: its jobs stay the same
     "rounds",
     "decisions",
     "sweep.skip_completed",

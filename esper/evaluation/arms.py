@@ -24,7 +24,7 @@ class Bench:
         settings: what that controller is built from, as plain data
         learners: trained controllers by their label
         weights: a digest of each of them
-        ways: on what and how each of them was trained, in a word
+        ways: a digest of what each of them was trained on, and how
         reference: finished episodes of the arm that others are made from
         timetable: what a search for a schedule has found; None before
         repeated: actions of a recorded episode that `replay` repeats; None is those of the reference
@@ -76,12 +76,9 @@ def _filled(arm: str, *, frozen: bool) -> Callable[[Bench], list[Job]]:
 
 def _ppo(bench: Bench) -> list[Job]:
     """Controllers that were trained on unlike tasks, or in unlike ways, are arms of their own."""
-
-    def way(label: str) -> str:
-        return bench.ways.get(label, "")
-
+    made = {label: digest([weights, bench.settings("ppo")]) for label, weights in bench.weights.items()}
     return [
-        Job("ppo", label, (seed,), learned, Start(), digest([bench.weights[label], bench.settings("ppo")]), way(label))
+        Job("ppo", label, (seed,), learned, Start(), made[label], bench.ways.get(label, ""))
         for label, learned in bench.learners.items()
         for seed in bench.seeds
     ]

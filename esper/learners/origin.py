@@ -42,10 +42,7 @@ class Origin:
         if len(lines) < rounds or not rounds:
             return {"gflops": None, "seconds": None}
         episodes, decisions = counters["episodes"] / rounds, counters["decisions"] / rounds
-        played = (
-            "episode/gflops",
-            *(f"validation/{kind}_gflops" for kind in HELD_OUT),
-        )  # as many episodes of each kind
+        played = ["episode/gflops", *(f"validation/{kind}_gflops" for kind in HELD_OUT)]  # as many episodes of each
         hosts = sum(episodes * (line.get(name) or 0.0) for line in lines for name in played)
         passes = sum(decisions * (1 + BACKWARD * line["policy/epochs"]) for line in lines)
         seconds = sum(line[name] or 0.0 for line in lines for name in TIMES)
