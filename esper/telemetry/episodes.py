@@ -112,7 +112,7 @@ class EpisodeRecords(Callback):
 
 
 def figures(episodes: Sequence[dict[str, Any]], blueprints: Sequence[str]) -> dict[str, float]:
-    """Means over episodes of what happened in them; the same names for every round of a run."""
+    """Means over episodes of what happened in them; the same names for every round of a run, but for hosts it did not draw."""
     count, slots = len(episodes), episodes[0]["slots"]
     steps = [step for each in episodes for step in each["steps"]]
     germinations = [step["action"] for step in steps if step["action"]["op"] == Op.GERMINATE.name]
@@ -146,6 +146,10 @@ def figures(episodes: Sequence[dict[str, Any]], blueprints: Sequence[str]) -> di
     for name in ("train_loss", "train_accuracy", "gradient_norm", "health"):
         last = [each["steps"][-1][name] for each in episodes]
         found[f"host/{name}"] = _mean([value for value in last if value is not None])
+    for host in sorted({each["host"] for each in episodes if "host" in each}):
+        own = [each for each in episodes if each["host"] == host]
+        found[f"hosts/score_{host}"] = _mean([each["score"] for each in own if each["score"] is not None])
+        found[f"hosts/growth_{host}"] = _mean([each["parameters"] / each["host_parameters"] for each in own])
     return found
 
 

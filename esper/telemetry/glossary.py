@@ -1,6 +1,6 @@
 """Every figure a run reports: its meaning, what is healthy, and where the dashboards show it.
 
-Tags have places for names: {head}, {op}, {term}, {slot}, {blueprint}, {kind}, {figure}.
+Tags have places for names: {head}, {op}, {term}, {slot}, {blueprint}, {host}, {kind}, {figure}.
 """
 
 import re
@@ -39,6 +39,8 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("episode/length", "Episodes", "length", "decisions in an episode"),
     Metric("host/train_loss", "Episodes", "host training", "training loss in the last step"),
     Metric("host/train_accuracy", "Episodes", "host training", "training accuracy in the last step, a share"),
+    Metric("hosts/score_{host}", "Episodes", "score by host", "of the episodes that drew this host, where there are several", "rises"),
+    Metric("hosts/growth_{host}", "Episodes", "growth by host", "unlike where the controller tells hosts apart"),
     Metric("policy/op_{op}", "Controller", "share of each op", "how often each op was chosen", "no op near 1 for long"),
     Metric("policy/entropy_{head}", "Controller", "entropy", "of a head where it had a choice, as a share of the most", "falls slowly; above 0.1"),
     Metric("policy/usage_{head}", "Controller", "usage", "share of decisions in which the head took part with a choice"),

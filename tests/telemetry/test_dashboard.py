@@ -24,7 +24,7 @@ from tests.telemetry.kit import TINY, run
 
 pytestmark = pytest.mark.xdist_group("dashboard")  # what they share is made once
 
-ABSENT = {"health/device_memory_gb"}  # without a GPU
+ABSENT = {"health/device_memory_gb", "hosts/score_{host}", "hosts/growth_{host}"}  # without a GPU, and with one host
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +161,17 @@ def test_figures_of_episodes_are_means_over_them() -> None:
     assert found["seeds/finding_ransomware"] == 0.5
     assert found["reward/rent"] == -5
     assert found["host/health"] != found["host/health"], "not measured"
+
+
+def test_of_several_hosts_each_has_its_own_score_and_growth() -> None:
+    lines = [
+        {**grown(), "host": host, "score": score, "parameters": parameters}
+        for host, score, parameters in (("blind", 40.0, 160.0), ("wide", 20.0, 80.0), ("blind", 42.0, 320.0))
+    ]
+    found = figures(lines, ["conv_light", "norm"])
+    assert (found["hosts/score_blind"], found["hosts/growth_blind"]) == (41, 3)
+    assert (found["hosts/score_wide"], found["hosts/growth_wide"]) == (20, 1)
+    assert not any(tag.startswith("hosts/") for tag in figures([grown()], ["norm"]))
 
 
 def test_the_diary_tells_what_happened_in_order() -> None:
