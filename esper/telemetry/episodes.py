@@ -112,7 +112,7 @@ class EpisodeRecords(Callback):
 
 
 def figures(episodes: Sequence[dict[str, Any]], blueprints: Sequence[str]) -> dict[str, float]:
-    """Means over episodes of what happened in them; the same names for every round of a run that draws all its hosts."""
+    """Means over episodes of what happened in them; names are those of every round of a run that draws all hosts."""
     count, slots = len(episodes), episodes[0]["slots"]
     steps = [step for each in episodes for step in each["steps"]]
     germinations = [step["action"] for step in steps if step["action"]["op"] == Op.GERMINATE.name]
