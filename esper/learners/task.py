@@ -105,7 +105,17 @@ def task_of(config: DictConfig, groups: Sequence[str] = TASK) -> dict[str, Any]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Keys of two tasks that are not alike, in words."""
     keys = [key for key in {**then, **now} if _value(then, key) != _value(now, key)]
-    return [f"{key}: {then.get(key)} -> {now.get(key)}" for key in keys]
+    hosts = [_hosts(task) for task in (then, now)]
+    if hosts[0] == hosts[1]:
+        return [f"{key}: {then.get(key)} -> {now.get(key)}" for key in keys]
+    others = [key for key in keys if not key.startswith("host.")]
+    return [f"host: {hosts[0]} -> {hosts[1]}", *(f"{key}: {then.get(key)} -> {now.get(key)}" for key in others)]
+
+
+def _hosts(task: Mapping[str, Any]) -> str:
+    """What hosts a task has, where several would be too many keys to tell."""
+    names = dict.fromkeys(key.split(".")[2] for key in task if key.startswith("host.hosts."))
+    return f"one of {', '.join(names)}" if names else "a single one"
 
 
 def _value(task: Mapping[str, Any], key: str) -> Any:

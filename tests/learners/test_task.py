@@ -1,0 +1,16 @@
+from esper.config import compose_config
+from esper.learners import differences, task_of
+
+
+def test_a_task_differs_by_its_keys_or_by_the_hosts_it_draws() -> None:
+    blind, mixed = (
+        task_of(compose_config("evaluate", [f"+experiment={name}"])) for name in ("cifar_ppo", "cifar_mixed_ppo")
+    )
+    assert differences(blind, blind) == differences(mixed, mixed) == []
+    assert differences(blind, {**mixed, "environment.steps": 7}) == [
+        "host: a single one -> one of cifar_blind, cifar_baseline",
+        "environment.steps: 20 -> 7",
+    ]
+    assert differences(mixed, {**mixed, "host.hosts.cifar_blind.kernel": 5}) == [
+        "host.hosts.cifar_blind.kernel: 1 -> 5"
+    ]
