@@ -58,6 +58,11 @@ class Bench:
         return found
 
 
+def _made_from(line: Mapping[str, Any]) -> str:
+    """What tells arms apart that are made from unlike references: the reference's own rule."""
+    return digest([line["controller"], line["rule"]])
+
+
 def _rule(arm: str) -> Callable[[Bench], list[Job]]:
     return lambda bench: bench.each(arm, bench.rule(arm), bench.settings(arm))
 
@@ -93,7 +98,8 @@ def _permuted(bench: Bench) -> list[Job]:
         for index, pair in enumerate(pairs):
             origin = digest([bench.weights[label], bench.settings("ppo"), pair])
             recorded = min(2, len(seeds) - 2 * index)
-            jobs.append(Job("ppo_permuted", label, tuple(pair), Permuted(learned), Start(), origin, recorded=recorded))
+            way = bench.ways.get(label, "")
+            jobs.append(Job("ppo_permuted", label, tuple(pair), Permuted(learned), Start(), origin, way, recorded))
     return jobs
 
 
@@ -107,7 +113,7 @@ def _static(arm: str, *, grown: bool, matched: bool) -> Callable[[Bench], list[J
             batches = bench.environment.batches_for(line["flops"], kept, line["seed"]) if matched else None
             start = Start(fossils=kept, batches=batches)
             origin = digest([line["controller"], start.told()])
-            found.append(Job(arm, line["learner"], (line["seed"],), bench.still(), start, origin, line["controller"]))
+            found.append(Job(arm, line["learner"], (line["seed"],), bench.still(), start, origin, _made_from(line)))
         return found
 
     return jobs
@@ -119,9 +125,9 @@ def _random_rate(bench: Bench) -> list[Job]:
         ops = Counter(step["action"]["op"] for line in lines for step in line["steps"])
         wanted = {op: count / len(lines) for op, count in ops.items()}
         rates = calibrated_rates(environment.space, environment.rules, environment.steps, wanted)
-        chance, told = Chance(environment.space, rates), lines[0]["controller"]
+        chance, origin = Chance(environment.space, rates), digest([lines[0]["controller"], wanted])
         jobs += [
-            Job("random_rate", label, (seed,), chance, Start(), digest([told, wanted]), told) for seed in bench.seeds
+            Job("random_rate", label, (seed,), chance, Start(), origin, _made_from(lines[0])) for seed in bench.seeds
         ]
     return jobs
 
@@ -136,8 +142,10 @@ def _replay(bench: Bench) -> list[Job]:
         for index, line in enumerate(lines):
             other = lines[index - 1 if index % 2 or index + 1 == len(lines) else index + 1]
             actions = [step["action"] for step in other["steps"]]
-            origin, told = digest([other["controller"], actions]), other["controller"]
-            jobs.append(Job("replay", label, (line["seed"],), Replay(space, actions), Start(), origin, told))
+            origin = digest([other["controller"], actions])
+            jobs.append(
+                Job("replay", label, (line["seed"],), Replay(space, actions), Start(), origin, _made_from(other))
+            )
     return jobs
 
 

@@ -306,8 +306,9 @@ def test_several_checkpoints_are_several_trained_controllers(checkpoint: Path, t
     assert (figures["none"]["controllers"], figures["none"]["seeds"]) == (1, 2)
     longer = trained(tmp_path / "longer", "seed=1", "ppo.epochs=2")
     three = f"ckpt=[{checkpoint},{other},{longer}]"
-    (figures,) = evaluated(tmp_path / "three", three, "controllers=[ppo]", "episodes=1").values()
-    assert {name: arm["controllers"] for name, arm in figures.items()} == {"ppo": 2, "ppo (2)": 1}
+    (figures,) = evaluated(tmp_path / "three", three, "controllers=[ppo,replay]", "episodes=2").values()
+    found = {name: arm["controllers"] for name, arm in figures.items()}
+    assert found == {"ppo": 2, "ppo (2)": 1, "replay": 2, "replay (2)": 1}, "what is made from unlike ones is unlike"
     assert "but arms of their own in the order of ckpt: ppo, ppo (2)." in (tmp_path / "three/report.md").read_text()
     once = f"ckpt=[{checkpoint}/checkpoints/last.ckpt,{checkpoint}/checkpoints/best.ckpt]"
     with pytest.raises(ValueError, match=r"are of one run; each must be a controller of its own\.$"):
