@@ -147,31 +147,6 @@ def test_advantages_are_normalised_over_decision_steps_only() -> None:
     assert torch.equal(targets.decision, targets.active.any(-1))
 
 
-def test_advantages_of_a_task_are_normalised_by_themselves() -> None:
-    """A host where little is at stake teaches as much as one where a lot is."""
-    world = Locks(envs=8)
-    module = learner(world)
-    rollout = played(module, world)
-    assert rollout.tasks == 1
-    assert not rollout.task.any()
-    rollout.tasks, rollout.task = 2, torch.arange(8) % 2
-    rollout.reward[rollout.task == 1] *= 1000
-    targets = prepare(rollout, module.policy, module.scale, module.settings)
-    for task in range(2):
-        own = targets.decision & (rollout.task == task).unsqueeze(1)
-        assert targets.advantages[own].mean().item() == pytest.approx(0, abs=1e-4)
-        assert targets.advantages[own].std(unbiased=False).item() == pytest.approx(1, abs=1e-3)
-
-
-def test_the_collector_notes_the_task_of_each_episode() -> None:
-    world = Locks(envs=8)
-    world.tasks = 3
-    rollout = played(learner(world), world)
-    assert rollout.tasks == 3
-    assert rollout.task.tolist() == [world.task(seed) for seed in rollout.seeds]
-    assert len(set(rollout.task.tolist())) > 1
-
-
 def test_an_update_stops_before_the_step_that_would_follow_too_large_a_kl() -> None:
     world = Locks()
     free, held = learner(world, epochs=10, target_kl=None), learner(world, epochs=10, target_kl=1e-4)
