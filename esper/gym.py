@@ -114,8 +114,6 @@ class Gymnasium:
         keep: which features are shown, by index; None is all of them
     """
 
-    tasks = 1
-
     def __init__(self, name: str, *, envs: int, steps: int | None, keep: Sequence[int] | None) -> None:
         if envs < 1:
             raise ValueError(f"environment.envs={envs}: must be at least 1.")
@@ -141,9 +139,6 @@ class Gymnasium:
 
     def seed(self, purpose: str, seed: int, index: int) -> int:
         return derive(purpose, seed, index)
-
-    def task(self, seed: int) -> int:
-        return 0
 
     def reset(self, seeds: Sequence[int]) -> Inputs:
         """Begin an episode in each environment."""

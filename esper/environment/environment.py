@@ -108,7 +108,6 @@ class Environment:
         )
         example, _ = next(data.batches("validation", 1))
         self.stock = Stock(hosts, example, space.slots)
-        self.tasks = len(self.stock)
         self._threads = min(envs, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
         self._runs: list[HostRun] = []
@@ -216,10 +215,6 @@ class Environment:
     def seed(self, purpose: str, seed: int, index: int) -> int:
         """Of the episode of that number; of several hosts, each comes as often."""
         return self.stock.seed(purpose, seed, index)
-
-    def task(self, seed: int) -> int:
-        """Which of several hosts the episode of a seed has."""
-        return self.stock.task(seed)
 
     def outcome(self) -> dict[str, Tensor]:
         """What the episodes have come to so far, by what was validated: figures [envs]."""

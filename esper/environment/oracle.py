@@ -36,7 +36,7 @@ class Oracle:
         noise: deviation of each measured score, in points
     """
 
-    name, tasks = "oracle", 1
+    name = "oracle"
 
     def __init__(
         self,
@@ -63,9 +63,6 @@ class Oracle:
 
     def seed(self, purpose: str, seed: int, index: int) -> int:
         return derive(purpose, seed, index)
-
-    def task(self, seed: int) -> int:
-        return 0
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Begin an episode for each seed."""

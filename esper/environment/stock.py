@@ -32,12 +32,10 @@ class Stock:
     def __len__(self) -> int:
         return len(self._hosts)
 
-    def task(self, seed: int) -> int:
-        """Which of the hosts, in order, the episode of a seed has."""
-        return derive("host", seed) % len(self._hosts)
-
     def name(self, seed: int) -> str:
-        return list(self._hosts)[self.task(seed)]
+        """Of the host that the episode of a seed has."""
+        names = list(self._hosts)
+        return names[derive("host", seed) % len(names)]
 
     def build(self, seed: int) -> Host:
         return self._hosts[self.name(seed)]()

@@ -39,9 +39,6 @@ class World(Protocol):
     name: str
     envs: int
     steps: int
-    tasks: int  # kinds of episode, whose rewards may differ in size
-
-    def task(self, seed: int) -> int: ...
 
     def seed(self, purpose: str, seed: int, index: int) -> int: ...
 
@@ -140,8 +137,7 @@ class Collector(LightningDataModule):
         observation, memory = world.reset(seeds), controller.begin(seeds)
         clock["environment"] += time.perf_counter() - began
         rollout = Rollout.empty(list(seeds), world.steps, world.layout, module.policy.begin(len(seeds)))
-        rollout.kind, rollout.tasks = kind, world.tasks
-        rollout.task = rollout.task.new_tensor([world.task(seed) for seed in seeds])
+        rollout.kind = kind
         alive = torch.ones(len(seeds), dtype=torch.bool)
         for step in range(world.steps):
             if kind == "training":

@@ -38,8 +38,6 @@ class Rollout:
     truncated: Tensor  # bool [envs, steps]
     valid: Tensor  # bool [envs, steps]
     state: State  # at the start, [layers, envs, hidden]
-    task: Tensor  # int64 [envs], which of the world's tasks each episode has
-    tasks: int = 1
     kind: str = "training"  # or sampled, greedy: validation
     outcome: dict[str, Tensor] = field(default_factory=dict)  # [envs], what the episodes came to
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
@@ -83,7 +81,6 @@ class Rollout:
             truncated=flags.clone(),
             valid=flags,
             state=state,
-            task=torch.zeros(envs, dtype=torch.int64, device=device),
         )
 
     def write(self, step: int, choice: Choice, alive: Tensor) -> None:

@@ -19,7 +19,7 @@ from esper.ppo.settings import Settings
 class Targets:
     """What the episodes of a round teach."""
 
-    advantages: Tensor  # [envs, steps], normalised over the decision steps of each task by itself
+    advantages: Tensor  # [envs, steps], normalised over decision steps
     returns: Tensor  # [envs, steps], of what the critic foretells, in units of the return scale
     values: Tensor  # [envs, steps], as they were when acting, in the same units
     active: Tensor  # bool [envs, steps, heads]: the head took part, and had a choice
@@ -46,18 +46,13 @@ def prepare(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: Sett
     decision = took_part.any(-1)
     parts = torch.stack([returns, returns - values, advantages, values], -1)
     every = Moments.unpacked(summed(Moments.of(parts, rollout.valid).packed()))
-    where = [decision & (rollout.task == task).unsqueeze(1) for task in range(rollout.tasks)]
-    packed = summed(torch.stack([Moments.of(advantages.unsqueeze(-1), steps).packed() for steps in where]))
-    of_task, chosen = [Moments.unpacked(part) for part in packed], Moments.unpacked(packed.sum(0))
-    means, deviations = (
-        torch.cat(parts)[rollout.task].unsqueeze(1)
-        for parts in ([part.mean for part in of_task], [part.variance.sqrt() for part in of_task])
-    )
+    chosen = Moments.unpacked(summed(Moments.of(advantages.unsqueeze(-1), decision).packed()))
+    mean, std = chosen.mean[0], chosen.variance[0].sqrt()
     figures = {
         "losses/explained_variance": explained_variance(every.variance[1], every.variance[0]),
         "policy/forced": 1 - chosen.count / every.count.clamp(min=1),
-        "policy/advantage_mean": chosen.mean[0],
-        "policy/advantage_std": chosen.variance[0].sqrt(),
+        "policy/advantage_mean": mean,
+        "policy/advantage_std": std,
         "policy/return_mean": every.mean[0],
         "policy/return_std": every.variance[0].sqrt(),
         "policy/value_mean": every.mean[3],
@@ -65,7 +60,7 @@ def prepare(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: Sett
     }
     found = torch.stack([figure.double() for figure in figures.values()]).tolist()
     return Targets(
-        advantages=normalised(advantages, means, deviations, least=settings.advantage_least).to(advantages.dtype),
+        advantages=normalised(advantages, mean, std, least=settings.advantage_least).to(advantages.dtype),
         returns=scale.scaled(returns + before),
         values=scale.scaled(values + before),
         active=took_part,

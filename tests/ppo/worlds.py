@@ -33,13 +33,10 @@ class Locks:
 
     def __init__(self, envs: int = 4, steps: int = 5, actions: str = "core", end: str = "terminate") -> None:
         self.name, self.envs, self.steps, self._length, self._end = "locks", envs, steps, steps, end
-        self.layout, self.tasks = Layout.of(space(actions, 3), 4, 2), 1
+        self.layout = Layout.of(space(actions, 3), 4, 2)
 
     def seed(self, purpose: str, seed: int, index: int) -> int:
         return derive(purpose, seed, index)
-
-    def task(self, seed: int) -> int:
-        return seed % self.tasks
 
     def reset(self, seeds: Sequence[int]) -> Inputs:
         draws = [torch.Generator().manual_seed(seed % 2**31) for seed in seeds]
