@@ -44,25 +44,35 @@ class CNNHost(Host):
         pool_slots: whether there are slots behind the pools (pool1, ...) besides those behind the blocks (block1, ...)
         resolution: side of the images, in pixels
         classes: how many
+        shrink: images are averaged over squares of so many pixels before anything looks at them
     """
 
     topology: ClassVar[str] = "cnn"
 
     def __init__(
-        self, *, blocks: int, channels: int, kernel: int, pools: int, pool_slots: bool, resolution: int, classes: int
+        self,
+        *,
+        blocks: int,
+        channels: int,
+        kernel: int,
+        pools: int,
+        pool_slots: bool,
+        resolution: int,
+        classes: int,
+        shrink: int = 1,
     ) -> None:
-        at_least_one(channels=channels, resolution=resolution, classes=classes)
+        at_least_one(channels=channels, resolution=resolution, classes=classes, shrink=shrink)
         if blocks < 2:
             raise ValueError(f"host.blocks={blocks}: must be at least 2.")
         if kernel % 2 == 0 or kernel < 1:
             raise ValueError(f"host.kernel={kernel}: must be odd.")
         if not 0 <= pools <= blocks:
             raise ValueError(f"host.pools={pools}: must be between 0 and host.blocks={blocks}.")
-        if resolution >> pools < 1:
-            raise ValueError(f"host.pools={pools}: too many for images of {resolution} pixels.")
+        if (resolution // shrink) >> pools < 1:
+            raise ValueError(f"host.pools={pools}: too many for images of {resolution // shrink} pixels.")
         segments: list[nn.Module] = []
         slots: list[Slot] = []
-        pending: list[nn.Module] = [ChannelsLast()]
+        pending: list[nn.Module] = [nn.AvgPool2d(shrink), ChannelsLast()] if shrink > 1 else [ChannelsLast()]
 
         def end_segment(slot: str, channels: int) -> None:
             segments.append(nn.Sequential(*pending))
@@ -92,8 +102,9 @@ class CNNHost(Host):
             for layer in segment.modules():
                 if isinstance(layer, nn.Conv2d):
                     own += convolution(layer.in_channels, layer.out_channels, layer.kernel_size[0], height * width)
-                elif isinstance(layer, nn.MaxPool2d):
-                    height, width = height // 2, width // 2
+                elif isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
+                    side = int(layer.kernel_size)
+                    height, width = height // side, width // side
                 elif isinstance(layer, nn.Linear):
                     own += linear(layer.in_features, layer.out_features)
             found.append(own)
