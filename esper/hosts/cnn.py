@@ -91,6 +91,7 @@ class CNNHost(Host):
             inputs = outputs
         segments.append(nn.Sequential(*pending, GlobalMean(), nn.Linear(inputs, classes)))
         super().__init__(segments, slots)
+        self.shrink = shrink
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
 
     def work(self, shape: Sequence[int]) -> list[Work]:
@@ -102,9 +103,10 @@ class CNNHost(Host):
             for layer in segment.modules():
                 if isinstance(layer, nn.Conv2d):
                     own += convolution(layer.in_channels, layer.out_channels, layer.kernel_size[0], height * width)
-                elif isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
-                    side = int(layer.kernel_size)
-                    height, width = height // side, width // side
+                elif isinstance(layer, nn.AvgPool2d):
+                    height, width = height // self.shrink, width // self.shrink
+                elif isinstance(layer, nn.MaxPool2d):
+                    height, width = height // 2, width // 2
                 elif isinstance(layer, nn.Linear):
                     own += linear(layer.in_features, layer.out_features)
             found.append(own)

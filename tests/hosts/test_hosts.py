@@ -14,6 +14,7 @@ PRESETS = {
     "cifar_highres": 24_346,
     "cifar_poc": 94_762,
     "cifar_blind": 3_482,
+    "cifar_colour": 3_482,
     "tinystories": 30_044_544,
     "tinystories_small": 325_840,
     "tinystories_blind": 84_048,
@@ -52,6 +53,14 @@ def test_running_in_pieces_equals_running_whole_bit_for_bit(preset: str, trainin
         assert torch.equal(host.run(at_first, start=first), whole)
         for second in names[names.index(first) :]:
             assert torch.equal(host.run(host.run(at_first, first, second), start=second), whole)
+
+
+def test_a_host_of_colour_sees_no_places() -> None:
+    host = load("host/cifar_colour", resolution=16).eval()
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    elsewhere = x.flatten(2)[..., torch.randperm(256, generator=torch.Generator().manual_seed(1))].view_as(x)
+    torch.testing.assert_close(host(elsewhere), host(x))
+    assert host.run(x, stop="block1").shape == (2, 16, 1, 1)
 
 
 def test_slots_stand_behind_blocks_and_where_asked_behind_pools() -> None:
