@@ -43,7 +43,7 @@ class Kind:
         return ("controllers" in OmegaConf.load(path)) == (self is EVALUATION)
 
 
-RUN = Kind("run", "run", "checkpoints", ("seed", "name"), free=False)
+RUN = Kind("run", "run", "checkpoints", ("seed", "name", "start"), free=False)
 EVALUATION = Kind(
     "evaluate",
     "evaluation",

@@ -26,6 +26,7 @@ from rich.console import Console
 from esper.config import CONF, build, build_offered, build_world, check_learning, entry, grows
 from esper.data import DataError
 from esper.environment import Environment
+from esper.learners import begin_with
 from esper.ppo import (
     LAST,
     PPO,
@@ -131,6 +132,8 @@ def train(
         recall(module, directory)
         if config.rounds < module.counters.rounds:
             raise ValueError(f"rounds={config.rounds}: {module.counters.rounds} are done already.")
+    elif config.start is not None:
+        begin_with(config.start, module.policy)
     if resumed is not None and speaks():
         save(config, directory, resumed)
     callbacks = build_callbacks(config, directory, console, world)
@@ -210,7 +213,8 @@ def announce(config: DictConfig, directory: Path, console: Console, world: World
     console.print(f"run         {directory}", soft_wrap=True)
     console.print(f"device      {config.device} for hosts, {config.trainer.accelerator} for the policy")
     console.print(f"data        {world.name}")
-    console.print(f"policy      {parameters:,} parameters; heads {', '.join(world.layout.head_names)}")
+    begun = "" if config.start is None else f"; begins with what {config.start} has learned"
+    console.print(f"policy      {parameters:,} parameters; heads {', '.join(world.layout.head_names)}{begun}")
     until = "" if config.decisions is None else f", or {config.decisions:,} decisions"
     behind = f" ({done} done)" if done else ""
     console.print(f"rounds      {config.rounds - done} to come{behind}, each of {steps}{until}")

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from esper.config import build, grows
 from esper.controllers import Policy
-from esper.learners.origin import label_of, locate, origin_of
+from esper.learners.origin import Origin, label_of, locate, origin_of
 from esper.learners.task import ELSEWHERE, TASK, task_of
 from esper.lifecycle import Layout
 from esper.ppo import AtomicIO, read_checkpoint
 from esper.resume import key_of
 
 PREFIX = "policy."  # of its weights in a checkpoint
-WAY = ("name", "policy", "ppo", "collector", "seed", "rounds")  # keys that say how a controller was trained on its task
+CRITIC = "critic."  # of those weights that foretell what its own task paid
+WAY = ("name", "policy", "ppo", "collector", "seed", "rounds", "start")  # say how a controller was trained on its task
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def load_learner(name: str, layout: Layout) -> Learner:
     """A trained controller for environments of this layout; refused by the key that does not fit."""
     path = locate(name)
     origin, found = origin_of(path), read_checkpoint(path)
-    transferable(found["esper"]["layout"], layout, path)
+    transferable(found["esper"]["layout"], layout, f"ckpt={path}")
     policy: Policy = build(origin.config.policy, layout=layout, _partial_=False, compile=None)
     weights = _policy(found)
     try:
@@ -50,15 +51,50 @@ def load_learner(name: str, layout: Layout) -> Learner:
     about = {
         "weights": _digest(weights),
         "seed": found["esper"]["seed"],
-        **{key: counters[key] for key in ("rounds", "episodes", "decisions")},
-        **origin.costs(counters, policy),
+        **_spent(origin, counters, policy),
         "greedy": origin.greedy(counters["rounds"]),
         "trained_on": origin.trained_on,
         "command": f"python -m esper.run {shlex.join(origin.overrides)}",
     }
     task, way = task_of(origin.config), task_of(origin.config, ("policy", "ppo"))
+    if start := origin.config.get("start"):
+        way["start"] = start
     told = hashlib.blake2b(json.dumps([task, way], sort_keys=True).encode(), digest_size=8).hexdigest()
     return Learner(label_of(name), policy.eval(), _digest(weights), told, task, about)
+
+
+def _spent(origin: Origin, counters: Mapping[str, int], policy: Policy) -> dict[str, float | None]:
+    """How long a controller was trained and what that cost, with what went into the one it began with."""
+    own = {**{key: counters[key] for key in ("rounds", "episodes", "decisions")}, **origin.costs(counters, policy)}
+    start = origin.config.get("start")
+    if start is None:
+        return own
+    try:
+        path = locate(start, "start")
+        earlier = _spent(origin_of(path), read_checkpoint(path)["esper"]["counters"], policy)
+    except ValueError:  # it is gone, and nobody knows
+        return {**own, "gflops": None, "seconds": None}
+    both = {key: (some, earlier[key]) for key, some in own.items()}
+    return {key: None if some is None or before is None else some + before for key, (some, before) in both.items()}
+
+
+def begin_with(name: str, policy: Policy) -> None:
+    """Give a policy what a trained one has learned, but for its critic, which knows what its own task paid."""
+    path = locate(name, "start")
+    found = read_checkpoint(path)
+    transferable(found["esper"]["layout"], policy.layout, f"start={name}")
+    weights = {key: value for key, value in _policy(found).items() if not key.startswith(CRITIC)}
+    wanted = {key: value for key, value in policy.state_dict().items() if not key.startswith(CRITIC)}
+    unlike = [key for key in {**weights, **wanted} if _shape(weights, key) != _shape(wanted, key)]
+    if unlike:
+        sizes = found["esper"]["sizes"]
+        changed = [f"policy.{key}={value}" for key, value in sizes.items() if policy.sizes[key] != value]
+        raise ValueError(f"start={name}: has another network than is asked for; it has {', '.join(changed)}.")
+    policy.load_state_dict(weights, strict=False)
+
+
+def _shape(weights: Mapping[str, Tensor], key: str) -> tuple[int, ...] | None:
+    return tuple(weights[key].shape) if key in weights else None
 
 
 def load_learners(names: Sequence[str], layout: Layout) -> list[Learner]:
@@ -118,21 +154,24 @@ def _digest(weights: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def transferable(saved: Mapping[str, Any], here: Layout, path: Path) -> None:
-    """Refuse a policy that cannot act here. Slots may have other names, but must be as many; all else must be equal."""
+def transferable(saved: Mapping[str, Any], here: Layout, named: str) -> None:
+    """Refuse a policy that cannot act here. Slots may have other names, but must be as many; all else must be equal.
+
+    `named` is how it is named on the command line.
+    """
     mine = here.plain()
     if len(saved["slots"]) != len(mine["slots"]):
         raise ValueError(
-            f"ckpt={path}: was trained with the {len(saved['slots'])} slots {', '.join(saved['slots'])}, but here are "
+            f"{named}: was trained with the {len(saved['slots'])} slots {', '.join(saved['slots'])}, but here are "
             f"the {len(mine['slots'])} slots {', '.join(mine['slots'])}; slots.names can choose as many."
         )
     for head in {**saved["options"], **mine["options"]}:
         then, now = saved["options"].get(head, []), mine["options"].get(head, [])
         if head != "slot" and then != now:
             raise ValueError(
-                f"ckpt={path}: was trained with {head} of {', '.join(then) or 'no choice'}, but here it is of "
+                f"{named}: was trained with {head} of {', '.join(then) or 'no choice'}, but here it is of "
                 f"{', '.join(now) or 'no choice'}; actions and slots.blueprints must be those it was trained with."
             )
     for key in ("base", "slot", "blueprints", "users"):
         if saved[key] != mine[key]:
-            raise ValueError(f"ckpt={path}: was trained with {key} {saved[key]}, but here they are {mine[key]}.")
+            raise ValueError(f"{named}: was trained with {key} {saved[key]}, but here they are {mine[key]}.")

@@ -68,15 +68,18 @@ class Origin:
         return [line for line in self.rounds if line["round"] <= rounds]
 
 
-def locate(name: str) -> Path:
-    """The checkpoint that is meant by its own path, by its run's directory, or as one that comes with esper."""
+def locate(name: str, key: str = "ckpt") -> Path:
+    """The checkpoint that is meant by its own path, by its run's directory, or as one that comes with esper.
+
+    `key` is what names it on the command line.
+    """
     if name in PRETRAINED:
         return PRETRAINED[name]
     path = Path(name)
     found = path / "checkpoints" / LAST if path.is_dir() else path
     if not found.is_file():
         wanted = f"it has no checkpoints/{LAST}" if path.is_dir() else "there is no such file"
-        raise ValueError(f"ckpt={name}: must be a checkpoint, the directory of a run, or pretrained; {wanted}.")
+        raise ValueError(f"{key}={name}: must be a checkpoint, the directory of a run, or pretrained; {wanted}.")
     return found
 
 
