@@ -44,7 +44,7 @@ class CNNHost(Host):
         pool_slots: whether there are slots behind the pools (pool1, ...) besides those behind the blocks (block1, ...)
         resolution: side of the images, in pixels
         classes: how many
-        shrink: images are averaged over squares of so many pixels before anything looks at them
+        shrink: images are averaged over squares of so many pixels before anything looks at them; None is a single square
     """
 
     topology: ClassVar[str] = "cnn"
@@ -59,8 +59,9 @@ class CNNHost(Host):
         pool_slots: bool,
         resolution: int,
         classes: int,
-        shrink: int = 1,
+        shrink: int | None = 1,
     ) -> None:
+        shrink = resolution if shrink is None else shrink
         at_least_one(channels=channels, resolution=resolution, classes=classes, shrink=shrink)
         if blocks < 2:
             raise ValueError(f"host.blocks={blocks}: must be at least 2.")
