@@ -197,6 +197,7 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(tmp_path: Path, typed: s
     [
         ("policy.hidden=32", r"^policy.hidden=32: the checkpoint .* has 16\.$"),
         ("seed=5", r"^seed=5: a resumed run keeps its seed=0\.$"),
+        ("start=pretrained", r"^start=pretrained: a resumed run keeps its start=None\.$"),
         ("actions=full", r"^options: this run has"),
         ("+experiment=cifar_ppo", r"^\+experiment=cifar_ppo: a resumed run stays what it is"),
         ("debug=fast", r"^\+debug=fast: a resumed run stays what it is"),

@@ -44,7 +44,7 @@ class CNNHost(Host):
         pool_slots: whether there are slots behind the pools (pool1, ...) besides those behind the blocks (block1, ...)
         resolution: side of the images, in pixels
         classes: how many
-        shrink: images are averaged over squares of so many pixels before anything looks at them; None is a single square
+        shrink: images are averaged over squares of so many pixels before anything sees them; None is a single square
     """
 
     topology: ClassVar[str] = "cnn"

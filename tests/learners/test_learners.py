@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from esper.config import build_environment, compose_config
-from esper.learners import absolute, beside, load_learner, load_learners, locate
+from esper.learners import absolute, begin_with, beside, load_learner, load_learners, locate
 from esper.learners.__main__ import main
 from esper.learners.origin import PRETRAINED
 from esper.lifecycle import Layout
 from esper.records import read, read_rounds
+from esper.run import build_module, train
 from tests.evaluation.kit import TASK, evaluated, trained
 
 LIMIT = 3_000_000  # bytes that controllers may add to the package
@@ -154,3 +156,52 @@ def test_a_controller_that_comes_with_esper_plays_anywhere(
     assert {line["learner"] for line in lines} == {"pretrained"}
     assert all(step["action"]["op"] in step["legal"] for line in lines for step in line["steps"])
     assert any(step["action"]["op"] == "GERMINATE" for line in lines for step in line["steps"])
+
+
+def test_a_run_begins_with_what_another_has_learned_but_its_own_critic(
+    run: Path, tmp_path: Path, layout: Layout
+) -> None:
+    own = ("host=cifar_baseline", "seed=1", "policy.hidden=16")
+    config = compose_config("run", [*TASK, *own, f"start={run}"])
+    policy = build_module(config, build_environment(config)).policy
+    first = {key: value.clone() for key, value in policy.state_dict().items()}
+    begin_with(str(run), policy)
+    learned = load_learner(str(run), layout).policy.state_dict()
+    for key, value in policy.state_dict().items():
+        assert torch.equal(value, (first if key.startswith("critic.") else learned)[key]), key
+    assert policy.base_statistics.count > 0  # no warm-up is wanted
+
+    further = trained(tmp_path / "further", *own, f"start={run}")
+    before, after = (load_learner(str(path), layout).about for path in (run, further))
+    assert after["episodes"] == 2 * before["episodes"]
+    assert after["gflops"] > before["gflops"]
+    assert load_learner(str(kept(further, tmp_path / "kept.pt")), layout).about["gflops"] == after["gflops"]
+    shutil.move(run, tmp_path / "elsewhere")
+    try:
+        lost = load_learner(str(tmp_path / "kept.pt"), layout).about
+    finally:
+        shutil.move(tmp_path / "elsewhere", run)
+    assert (lost["gflops"], lost["episodes"]) == (None, before["episodes"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            ["start=nowhere"],
+            r"^start=nowhere: must be a checkpoint, the directory of a run, or pretrained; there is no",
+        ),
+        (["policy.hidden=8"], r"^start=.*: has another network than is asked for; it has policy\.hidden=16\.$"),
+        (
+            ["slots.names=[block1]"],
+            r"^start=.*: was trained with the 3 slots block1, block2, block3, but here are the 1",
+        ),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused_in_one_sentence(
+    run: Path, tmp_path: Path, changes: list[str], sentence: str
+) -> None:
+    config = compose_config("run", [*TASK, "policy.hidden=16", f"start={run}", *changes])
+    with pytest.raises(ValueError, match=sentence):
+        train(config, tmp_path, Console(quiet=True))
+    assert not (tmp_path / "checkpoints").exists()
