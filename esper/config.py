@@ -199,6 +199,9 @@ def check_learning(config: DictConfig) -> None:
             raise ValueError(f"{key}={value}: must be a whole number of at least 1.")
     if not isinstance(config.validate_every, int) or config.validate_every < 0:
         raise ValueError(f"validate_every={config.validate_every}: must be a whole number of at least 0.")
+    start = config.get("start")
+    if start is not None and not (isinstance(start, str) and start):
+        raise ValueError(f"start={start}: must name one trained controller, or be null.")
     if str(config.trainer.precision) not in ("32", "32-true"):
         raise ValueError(
             f"trainer.precision={config.trainer.precision}: must be 32-true, so that the policy learns from exactly "

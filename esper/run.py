@@ -133,7 +133,7 @@ def train(
         if config.rounds < module.counters.rounds:
             raise ValueError(f"rounds={config.rounds}: {module.counters.rounds} are done already.")
     elif start := config.get("start"):
-        begin_with(start, module.policy)
+        module.earlier = begin_with(start, module.policy)
     if resumed is not None and speaks():
         save(config, directory, resumed)
     callbacks = build_callbacks(config, directory, console, world)
@@ -214,7 +214,7 @@ def announce(config: DictConfig, directory: Path, console: Console, world: World
     console.print(f"device      {config.device} for hosts, {config.trainer.accelerator} for the policy")
     console.print(f"data        {world.name}")
     start = config.get("start")  # which runs do not say that are older than it
-    begun = f"; begins with what {start} has learned" if start else ""
+    begun = f"; begins with what {start} has learned" if start and not done else ""
     console.print(f"policy      {parameters:,} parameters; heads {', '.join(world.layout.head_names)}{begun}")
     until = "" if config.decisions is None else f", or {config.decisions:,} decisions"
     behind = f" ({done} done)" if done else ""

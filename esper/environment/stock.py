@@ -32,10 +32,13 @@ class Stock:
     def __len__(self) -> int:
         return len(self._hosts)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._hosts)
+
     def name(self, seed: int) -> str:
         """Of the host that the episode of a seed has."""
-        names = list(self._hosts)
-        return names[derive("host", seed) % len(names)]
+        return self.names[derive("host", seed) % len(self)]
 
     def build(self, seed: int) -> Host:
         return self._hosts[self.name(seed)]()

@@ -96,9 +96,9 @@ def _permuted(bench: Bench) -> list[Job]:
     jobs = []
     for label, learned in bench.learners.items():
         for index, pair in enumerate(pairs):
-            origin = digest([bench.weights[label], bench.settings("ppo"), pair])
-            recorded = min(2, len(seeds) - 2 * index)
             way = bench.ways.get(label, "")
+            origin = digest([bench.weights[label], bench.settings("ppo"), way, pair])
+            recorded = min(2, len(seeds) - 2 * index)
             jobs.append(Job("ppo_permuted", label, tuple(pair), Permuted(learned), Start(), origin, way, recorded))
     return jobs
 
@@ -112,7 +112,7 @@ def _static(arm: str, *, grown: bool, matched: bool) -> Callable[[Bench], list[J
             kept = {slot: (blueprint, blend) for slot, (blueprint, blend) in line["fossils"].items()} if grown else {}
             batches = bench.environment.batches_for(line["flops"], kept, line["seed"]) if matched else None
             start = Start(fossils=kept, batches=batches)
-            origin = digest([line["controller"], start.told()])
+            origin = digest([_made_from(line), start.told()])
             found.append(Job(arm, line["learner"], (line["seed"],), bench.still(), start, origin, _made_from(line)))
         return found
 
@@ -125,7 +125,7 @@ def _random_rate(bench: Bench) -> list[Job]:
         ops = Counter(step["action"]["op"] for line in lines for step in line["steps"])
         wanted = {op: count / len(lines) for op, count in ops.items()}
         rates = calibrated_rates(environment.space, environment.rules, environment.steps, wanted)
-        chance, origin = Chance(environment.space, rates), digest([lines[0]["controller"], wanted])
+        chance, origin = Chance(environment.space, rates), digest([_made_from(lines[0]), wanted])
         jobs += [
             Job("random_rate", label, (seed,), chance, Start(), origin, _made_from(lines[0])) for seed in bench.seeds
         ]
@@ -142,7 +142,7 @@ def _replay(bench: Bench) -> list[Job]:
         for index, line in enumerate(lines):
             other = lines[index - 1 if index % 2 or index + 1 == len(lines) else index + 1]
             actions = [step["action"] for step in other["steps"]]
-            origin = digest([other["controller"], actions])
+            origin = digest([_made_from(other), actions])
             jobs.append(
                 Job("replay", label, (line["seed"],), Replay(space, actions), Start(), origin, _made_from(other))
             )

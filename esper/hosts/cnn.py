@@ -69,6 +69,8 @@ class CNNHost(Host):
             raise ValueError(f"host.kernel={kernel}: must be odd.")
         if not 0 <= pools <= blocks:
             raise ValueError(f"host.pools={pools}: must be between 0 and host.blocks={blocks}.")
+        if resolution % shrink:
+            raise ValueError(f"host.shrink={shrink}: must divide host.resolution={resolution}.")
         if (resolution // shrink) >> pools < 1:
             raise ValueError(f"host.pools={pools}: too many for images of {resolution // shrink} pixels.")
         segments: list[nn.Module] = []

@@ -51,7 +51,7 @@ def load_learner(name: str, layout: Layout) -> Learner:
     about = {
         "weights": _digest(weights),
         "seed": found["esper"]["seed"],
-        **_spent(origin, counters, policy),
+        **_spent(origin, found["esper"], policy),
         "greedy": origin.greedy(counters["rounds"]),
         "trained_on": origin.trained_on,
         "command": f"python -m esper.run {shlex.join(origin.overrides)}",
@@ -63,34 +63,30 @@ def load_learner(name: str, layout: Layout) -> Learner:
     return Learner(label_of(name), policy.eval(), _digest(weights), told, task, about)
 
 
-def _spent(origin: Origin, counters: Mapping[str, int], policy: Policy) -> dict[str, float | None]:
+def _spent(origin: Origin, told: Mapping[str, Any], policy: Policy) -> dict[str, float | None]:
     """How long a controller was trained and what that cost, with what went into the one it began with."""
+    counters, earlier = told["counters"], told.get("earlier") or {}
     own = {**{key: counters[key] for key in ("rounds", "episodes", "decisions")}, **origin.costs(counters, policy)}
-    start = origin.config.get("start")
-    if start is None:
-        return own
-    try:
-        path = locate(start, "start")
-        earlier = _spent(origin_of(path), read_checkpoint(path)["esper"]["counters"], policy)
-    except ValueError:  # it is gone, and nobody knows
-        return {**own, "gflops": None, "seconds": None}
-    both = {key: (some, earlier[key]) for key, some in own.items()}
+    both = {key: (some, earlier.get(key, 0)) for key, some in own.items()}
     return {key: None if some is None or before is None else some + before for key, (some, before) in both.items()}
 
 
-def begin_with(name: str, policy: Policy) -> None:
-    """Give a policy what a trained one has learned, but for its critic, which knows what its own task paid."""
+def begin_with(name: str, policy: Policy) -> dict[str, float | None]:
+    """Give a policy what a trained one has learned, but for its critic, which knows what its own task paid.
+
+    Gives what that took, which is part of what the policy will have cost.
+    """
     path = locate(name, "start")
     found = read_checkpoint(path)
     transferable(found["esper"]["layout"], policy.layout, f"start={name}")
     weights = {key: value for key, value in _policy(found).items() if not key.startswith(CRITIC)}
     wanted = {key: value for key, value in policy.state_dict().items() if not key.startswith(CRITIC)}
-    unlike = [key for key in {**weights, **wanted} if _shape(weights, key) != _shape(wanted, key)]
-    if unlike:
+    if any(_shape(weights, key) != _shape(wanted, key) for key in {**weights, **wanted}):
         sizes = found["esper"]["sizes"]
         changed = [f"policy.{key}={value}" for key, value in sizes.items() if policy.sizes[key] != value]
         raise ValueError(f"start={name}: has another network than is asked for; it has {', '.join(changed)}.")
     policy.load_state_dict(weights, strict=False)
+    return _spent(origin_of(path), found["esper"], policy)
 
 
 def _shape(weights: Mapping[str, Tensor], key: str) -> tuple[int, ...] | None:
@@ -112,7 +108,7 @@ def keep(name: str, path: Path) -> int:
     """Write a trained controller as one file that needs no run beside it; gives its size in bytes.
 
     It holds the policy's weights and statistics, how it was trained, and the figures of its rounds, but nothing
-    of the optimizer: it can be played anywhere, not trained further.
+    of the optimizer: it can be played anywhere, and another run can begin with it, but its own cannot go on.
     """
     if path.exists():
         raise ValueError(f"{path}: exists already.")
@@ -128,6 +124,7 @@ def keep(name: str, path: Path) -> int:
     content = {
         "esper": {
             **{key: told[key] for key in ("version", "layout", "sizes", "seed", "counters")},
+            "earlier": told.get("earlier") or {},
             "origin": {
                 "overrides": [override for override in origin.overrides if key_of(override) not in ELSEWHERE],
                 "config": OmegaConf.to_container(config, resolve=False),

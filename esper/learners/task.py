@@ -108,14 +108,22 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     hosts = [_hosts(task) for task in (then, now)]
     if hosts[0] == hosts[1]:
         return [f"{key}: {then.get(key)} -> {now.get(key)}" for key in keys]
-    others = [key for key in keys if not key.startswith("host.")]
+    others = [key for key in keys if not key.startswith("host.") or _shared(key, then, now)]
     return [f"host: {hosts[0]} -> {hosts[1]}", *(f"{key}: {then.get(key)} -> {now.get(key)}" for key in others)]
 
 
 def _hosts(task: Mapping[str, Any]) -> str:
-    """What hosts a task has, where several would be too many keys to tell."""
-    names = dict.fromkeys(key.split(".")[2] for key in task if key.startswith("host.hosts."))
-    return f"one of {', '.join(names)}" if names else "a single one"
+    """What hosts a task has, where all their keys would be too many to tell."""
+    return f"one of {', '.join(names)}" if (names := _drawn(task)) else "a single one"
+
+
+def _drawn(task: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(key.split(".")[2] for key in task if key.startswith("host.hosts.")))
+
+
+def _shared(key: str, *tasks: Mapping[str, Any]) -> bool:
+    """Whether a key is of a host that all tasks draw."""
+    return key.startswith("host.hosts.") and all(key.split(".")[2] in _drawn(task) for task in tasks)
 
 
 def _value(task: Mapping[str, Any], key: str) -> Any:

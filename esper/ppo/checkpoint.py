@@ -76,6 +76,7 @@ def restore(module: PPO, path: Path) -> dict[str, Any]:
     module.load_state_dict(found["state_dict"])
     module.optimizer_state = found["optimizer_states"][0]
     module.counters = Counters(**found["esper"]["counters"])
+    module.earlier = found["esper"].get("earlier") or {}
     torch.set_rng_state(found["esper"]["generator"])
     callbacks: dict[str, Any] = found.get("callbacks", {})
     del found  # the weights are in the module now

@@ -74,6 +74,7 @@ class PPO(LightningModule):
         self.policy, self.settings, self.run_seed = policy, settings, seed
         self.scale = ReturnScale(settings.return_momentum)
         self.counters = Counters()
+        self.earlier: dict[str, float | None] = {}  # what went into the policy that this one began with
         self.validated: int | None = None  # rounds done when it was last validated
         self.latest: dict[str, float] = {}  # every figure as it was last reported
         self.optimizer_state: dict[str, Any] | None = None  # of a checkpoint, until there is an optimizer
@@ -212,6 +213,7 @@ class PPO(LightningModule):
             "compile": self.policy.compile_mode,
             "seed": self.run_seed,
             "counters": asdict(self.counters),
+            "earlier": dict(self.earlier),
             "generator": torch.get_rng_state(),
         }
 

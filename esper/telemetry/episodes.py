@@ -24,6 +24,7 @@ class Episodes:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self.blueprints = environment.space.blueprints
+        self.hosts = environment.stock.names if len(environment.stock) > 1 else ()
         self.latest: dict[str, list[dict[str, Any]]] = {}
 
     def round_begins(self, kind: str, seeds: Sequence[int], steps: int) -> None:
@@ -72,7 +73,7 @@ class EpisodeRecords(Callback):
         assert isinstance(pl_module, PPO)
         if self.gatherer is None:
             return
-        found = figures(self.gatherer.latest["training"], self.gatherer.blueprints)
+        found = figures(self.gatherer.latest["training"], self.gatherer.blueprints, self.gatherer.hosts)
         mine = torch.tensor(list(found.values()), dtype=torch.float64, device=pl_module.device)
         measured = summed(torch.stack([mine.nan_to_num(nan=0.0), mine.isfinite().double()]))
         values = torch.where(measured[1] > 0, measured[0] / measured[1], torch.nan).tolist()  # means over ranks
@@ -111,8 +112,13 @@ class EpisodeRecords(Callback):
         self._file.close()
 
 
-def figures(episodes: Sequence[dict[str, Any]], blueprints: Sequence[str]) -> dict[str, float]:
-    """Means over episodes of what happened in them; names are those of every round of a run that draws all hosts."""
+def figures(
+    episodes: Sequence[dict[str, Any]], blueprints: Sequence[str], hosts: Sequence[str] = ()
+) -> dict[str, float]:
+    """Means over episodes of what happened in them; the same names for every round of a run.
+
+    `hosts` are those that episodes draw from, where there are several.
+    """
     count, slots = len(episodes), episodes[0]["slots"]
     steps = [step for each in episodes for step in each["steps"]]
     germinations = [step["action"] for step in steps if step["action"]["op"] == Op.GERMINATE.name]
@@ -146,7 +152,7 @@ def figures(episodes: Sequence[dict[str, Any]], blueprints: Sequence[str]) -> di
     for name in ("train_loss", "train_accuracy", "gradient_norm", "health"):
         last = [each["steps"][-1][name] for each in episodes]
         found[f"host/{name}"] = _mean([value for value in last if value is not None])
-    for host in sorted({each["host"] for each in episodes if "host" in each}):
+    for host in hosts:
         own = [each for each in episodes if each["host"] == host]
         found[f"hosts/score_{host}"] = _mean([each["score"] for each in own if each["score"] is not None])
         found[f"hosts/growth_{host}"] = _mean([each["parameters"] / each["host_parameters"] for each in own])

@@ -56,7 +56,7 @@ def test_running_in_pieces_equals_running_whole_bit_for_bit(preset: str, trainin
 
 
 def test_a_host_of_colour_sees_no_places() -> None:
-    host = load("host/cifar_colour", resolution=16).eval()
+    host = load("host/cifar_colour", resolution=16, kernel=3).eval()
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     elsewhere = x.flatten(2)[..., torch.randperm(256, generator=torch.Generator().manual_seed(1))].view_as(x)
     torch.testing.assert_close(host(elsewhere), host(x))
@@ -142,6 +142,7 @@ def test_an_unknown_slot_and_a_run_backwards_are_refused() -> None:
         (CNNHost, {"blocks": 1}, r"host\.blocks=1: must be at least 2"),
         (CNNHost, {"kernel": 2}, r"host\.kernel=2: must be odd"),
         (CNNHost, {"pools": 4}, r"host\.pools=4: must be between 0 and host\.blocks=3"),
+        (CNNHost, {"shrink": 5}, r"host\.shrink=5: must divide host\.resolution=16"),
         (CNNHost, {"pools": 3, "resolution": 4}, r"host\.pools=3: too many for images of 4 pixels"),
         (CNNHost, {"channels": 0}, r"host\.channels=0: must be at least 1"),
         (CNNHost, {"classes": 0}, r"host\.classes=0: must be at least 1"),

@@ -15,7 +15,7 @@ from esper.learners.origin import PRETRAINED
 from esper.lifecycle import Layout
 from esper.records import read, read_rounds
 from esper.run import build_module, train
-from tests.evaluation.kit import TASK, evaluated, trained
+from tests.evaluation.kit import TASK, TRAINED, evaluated, trained
 
 LIMIT = 3_000_000  # bytes that controllers may add to the package
 pytestmark = pytest.mark.xdist_group("learners")  # what they share is made once
@@ -176,12 +176,21 @@ def test_a_run_begins_with_what_another_has_learned_but_its_own_critic(
     assert after["episodes"] == 2 * before["episodes"]
     assert after["gflops"] > before["gflops"]
     assert load_learner(str(kept(further, tmp_path / "kept.pt")), layout).about["gflops"] == after["gflops"]
-    shutil.move(run, tmp_path / "elsewhere")
-    try:
-        lost = load_learner(str(tmp_path / "kept.pt"), layout).about
-    finally:
-        shutil.move(tmp_path / "elsewhere", run)
-    assert (lost["gflops"], lost["episodes"]) == (None, before["episodes"])
+    went_on = compose_config("run", [*TRAINED, *own, f"start={run}", "rounds=3"])
+    shutil.copytree(further, tmp_path / "longer")
+    train(went_on, tmp_path / "longer", Console(quiet=True), [])
+    longer = load_learner(str(tmp_path / "longer"), layout).about
+    assert longer["episodes"] == after["episodes"] + 3
+    assert longer["gflops"] > after["gflops"]
+
+
+def test_a_resumed_run_goes_on_from_its_own_weights_and_not_from_its_start(run: Path, tmp_path: Path) -> None:
+    overrides = (*TRAINED, "seed=1", f"start={run}")
+    further = trained(tmp_path / "further", "seed=1", f"start={run}")
+    saved = torch.load(further / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    train(compose_config("run", overrides), further, Console(quiet=True), [])  # nothing is left to do
+    again = torch.load(further / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(again[key], value) for key, value in saved.items())
 
 
 @pytest.mark.parametrize(
@@ -191,6 +200,7 @@ def test_a_run_begins_with_what_another_has_learned_but_its_own_critic(
             ["start=nowhere"],
             r"^start=nowhere: must be a checkpoint, the directory of a run, or pretrained; there is no",
         ),
+        (["start=[pretrained]"], r"^start=\['pretrained'\]: must name one trained controller, or be null\.$"),
         (["policy.hidden=8"], r"^start=.*: has another network than is asked for; it has policy\.hidden=16\.$"),
         (
             ["slots.names=[block1]"],

@@ -11,6 +11,14 @@ def test_a_task_differs_by_its_keys_or_by_the_hosts_it_draws() -> None:
         "host: a single one -> one of cifar_blind, cifar_baseline",
         "environment.steps: 20 -> 7",
     ]
+    contrast = {
+        **task_of(compose_config("evaluate", ["+experiment=cifar_contrast_ppo"])),
+        "host.hosts.cifar_blind.channels": 8,
+    }
+    assert differences(mixed, contrast) == [
+        "host: one of cifar_blind, cifar_baseline -> one of cifar_blind, cifar_colour",
+        "host.hosts.cifar_blind.channels: 16 -> 8",
+    ]
     assert differences(mixed, {**mixed, "host.hosts.cifar_blind.kernel": 5}) == [
         "host.hosts.cifar_blind.kernel: 1 -> 5"
     ]

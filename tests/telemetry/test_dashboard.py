@@ -168,9 +168,12 @@ def test_of_several_hosts_each_has_its_own_score_and_growth() -> None:
         {**grown(), "host": host, "score": score, "parameters": parameters}
         for host, score, parameters in (("blind", 40.0, 160.0), ("wide", 20.0, 80.0), ("blind", 42.0, 320.0))
     ]
-    found = figures(lines, ["conv_light", "norm"])
+    found = figures(lines, ["conv_light", "norm"], ["blind", "wide", "deep"])
     assert (found["hosts/score_blind"], found["hosts/growth_blind"]) == (41, 3)
     assert (found["hosts/score_wide"], found["hosts/growth_wide"]) == (20, 1)
+    assert found["hosts/score_deep"] != found["hosts/score_deep"], (
+        "not drawn in this round, but all rounds have one name"
+    )
     assert not any(tag.startswith("hosts/") for tag in figures([grown()], ["norm"]))
 
 
