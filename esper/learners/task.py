@@ -105,16 +105,19 @@ def task_of(config: DictConfig, groups: Sequence[str] = TASK) -> dict[str, Any]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Keys of two tasks that are not alike, in words."""
     keys = [key for key in {**then, **now} if _value(then, key) != _value(now, key)]
-    hosts = [_hosts(task) for task in (then, now)]
-    if hosts[0] == hosts[1]:
-        return [f"{key}: {then.get(key)} -> {now.get(key)}" for key in keys]
-    others = [key for key in keys if not key.startswith("host.") or _shared(key, then, now)]
-    return [f"host: {hosts[0]} -> {hosts[1]}", *(f"{key}: {then.get(key)} -> {now.get(key)}" for key in others)]
+    hosts = []
+    if _drawn(then) != _drawn(now):
+        hosts = [f"host: {_hosts(then)} -> {_hosts(now)}"]
+        keys = [key for key in keys if not key.startswith("host.") or _shared(key, then, now)]
+    return [*hosts, *(f"{key}: {then.get(key)} -> {now.get(key)}" for key in keys)]
 
 
 def _hosts(task: Mapping[str, Any]) -> str:
-    """What hosts a task has, where all their keys would be too many to tell."""
-    return f"one of {', '.join(names)}" if (names := _drawn(task)) else "a single one"
+    """What hosts a task draws from, by name, or what makes its only one."""
+    if names := _drawn(task):
+        return f"one of {', '.join(names)}"
+    own = {key.removeprefix("host."): value for key, value in task.items() if key.startswith("host.")}
+    return f"one with {', '.join(f'{key}={value}' for key, value in own.items() if key != '_target_')}"
 
 
 def _drawn(task: Mapping[str, Any]) -> list[str]:

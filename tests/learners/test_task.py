@@ -8,7 +8,8 @@ def test_a_task_differs_by_its_keys_or_by_the_hosts_it_draws() -> None:
     )
     assert differences(blind, blind) == differences(mixed, mixed) == []
     assert differences(blind, {**mixed, "environment.steps": 7}) == [
-        "host: a single one -> one of cifar_blind, cifar_baseline",
+        "host: one with blocks=3, channels=16, kernel=1, pools=3, pool_slots=False, resolution=16, classes=10 -> "
+        "one of cifar_blind, cifar_baseline",
         "environment.steps: 20 -> 7",
     ]
     contrast = {
