@@ -213,8 +213,7 @@ def announce(config: DictConfig, directory: Path, console: Console, world: World
     console.print(f"run         {directory}", soft_wrap=True)
     console.print(f"device      {config.device} for hosts, {config.trainer.accelerator} for the policy")
     console.print(f"data        {world.name}")
-    start = config.get("start")  # which runs do not say that are older than it
-    begun = f"; begins with what {start} has learned" if start and not done else ""
+    begun = f"; begins with what {config.start} has learned" if module.earlier and not done else ""
     console.print(f"policy      {parameters:,} parameters; heads {', '.join(world.layout.head_names)}{begun}")
     until = "" if config.decisions is None else f", or {config.decisions:,} decisions"
     behind = f" ({done} done)" if done else ""

@@ -62,7 +62,8 @@ def _fetched(root: Path, official: str) -> Path:
                 if END.encode() not in file.read(LOOK_AT):
                     raise DataError(f"what {url} sent is not TinyStories.")
     except DataError as error:
-        raise DataError(f"TinyStories is not in {root} and cannot be fetched: {error}") from error
+        told = "data.root may name a directory with train.txt and valid.txt"
+        raise DataError(f"TinyStories is not in {root}, and cannot be fetched ({told}): {error}") from error
     return root / official
 
 
