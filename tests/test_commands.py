@@ -1,0 +1,112 @@
+"""Every command and key that the documentation promises, typed as a user types it, in small."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+from esper.data import cifar10
+from esper.data.images import Labelled
+
+PROJECT = Path(__file__).parent.parent
+TINY = "data.train=200 data.validation=40 data.test=40 environment.batch=16 environment.batches=2 environment.threads=1"
+FAST = f"debug=fast {TINY} data.resolution=8"
+IMAGES = f"data=synthetic_images {FAST}"
+STORIES = (
+    "host=tinystories_small host.channels=16 host.heads=2 data.block_size=16 data.vocabulary=257 "
+    "data.train_bytes=9000 data.validation_bytes=2000 data.test_bytes=2000 optimizer=adamw "
+    "debug=fast environment.batch=4 environment.batches=2 environment.threads=1"
+)
+EVALUATION = f"{TINY} data.resolution=8 environment.steps=4 environment.envs=2 episodes=2"
+RUN, EVALUATED = "outputs/*/*/summary.json", "outputs/evaluate/*/report.md"
+MAKE = {  # the command of each target
+    "run": "python -m esper.run +experiment=cifar_ppo",
+    "quickstart": "python -m esper.run +experiment=quickstart",
+    "test": "pytest --numprocesses 2",
+    "bench": "python benchmarks/engine.py",
+}
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty directory to type in, and a CIFAR-10 of random images."""
+
+    def images(count: int) -> Labelled:
+        draws = torch.Generator().manual_seed(count)
+        pixels = torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8, generator=draws)
+        return Labelled(pixels, torch.arange(count) % 10)
+
+    monkeypatch.setattr(cifar10, "read", lambda root: (images(300), images(50)))
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(command: str) -> None:
+    """Run `python -m MODULE ARGUMENTS` in this process."""
+    python, option, module, *arguments = shlex.split(command)
+    assert (python, option) == ("python", "-m")
+    found = import_module(module if module != "esper.data" else "esper.data.__main__")
+    entry: Callable[[], object] = getattr(found, "cli", None) or found.main
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [module, *arguments])
+        try:
+            entry()
+        except SystemExit as stop:
+            assert not stop.code, stop.code
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        (f"{MAKE['run']} {FAST}", RUN),
+        (f"{MAKE['quickstart']} {FAST}", RUN),
+        (f"python -m esper.run data=cifar10 host=cifar_blind reward=shaped actions=full slots=all {FAST}", RUN),
+        (f"python -m esper.run slots.names=[block1,block3] reward=sparse actions=core trainer=cpu {IMAGES}", RUN),
+        (f"python -m esper.run seed=3 rounds=1 gamma=0.9 optimized_metric=episode/return {IMAGES}", RUN),
+        (f"python -m esper.run environment.envs=1 environment.steps=3 {IMAGES}", RUN),
+        (f"python -m esper.run data=synthetic_stories {STORIES}", RUN),
+        (f"python -m esper.evaluate +experiment=cifar_ppo controllers=[none,random] seed=1 {EVALUATION}", EVALUATED),
+        (f"python -m esper.evaluate +experiment=cifar_ppo ckpt=pretrained {EVALUATION}", EVALUATED),
+    ],
+)
+def test_a_command_runs_and_leaves_its_files(command: str, left: str, tmp_path: Path) -> None:
+    run(command)
+    assert list(tmp_path.glob(left))
+
+
+def test_a_run_is_resumed_reported_evaluated_and_shown_in_tensorboard(tmp_path: Path) -> None:
+    run(f"python -m esper.run name=tiny {IMAGES}")
+    (directory,) = tmp_path.glob("outputs/tiny/*")
+    run("python -m esper.run resume=latest rounds=3")
+    run(f"python -m esper.run resume={directory} rounds=4")
+    assert len((directory / "rounds.jsonl").read_text().splitlines()) == 4
+    assert (directory / "checkpoints/last.ckpt").is_file()
+    run(f"python -m esper.evaluate ckpt={directory} controllers=[none,ppo] episodes=1")
+    run(f"python -m esper.report {directory}")
+    assert (directory / "report.html").is_file()
+    shown = EventMultiplexer().AddRunsFromDirectory("outputs").Reload()
+    assert any("episode/score" in tags["scalars"] for tags in shown.Runs().values())
+
+
+def test_a_sweep_is_resumed(tmp_path: Path) -> None:
+    run(f"python -m esper.run -m name=tiny seed=0,1 {IMAGES} rounds=1")
+    run("python -m esper.run -m resume=latest rounds=2")
+    jobs = list(tmp_path.glob("multirun/tiny/*/*/rounds.jsonl"))
+    assert [len(job.read_text().splitlines()) for job in jobs] == [2, 2]
+
+
+def test_data_is_fetched_ahead_of_time(capsys: pytest.CaptureFixture[str]) -> None:
+    run("python -m esper.data cifar10")
+    assert "350 images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", MAKE)
+def test_make_runs_the_documented_command(target: str) -> None:
+    recipe = subprocess.run(["make", "-n", target], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    assert MAKE[target] in recipe.replace(".venv/bin/", "")

@@ -1,0 +1,42 @@
+"""Scores of two short runs, recorded once: a change of names or structure must not change what a run computes.
+
+An intended change re-records them and has a line in CHANGELOG.md: `python -m tests.test_golden_scores`.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden_scores.json"
+TOLERANCE = 1e-5  # relative; a library may change the order of a sum
+COMMANDS = {
+    "oracle": ["+experiment=oracle", "rounds=6"],
+    "quickstart": ["+experiment=quickstart", "rounds=2", "environment.envs=2"],
+}
+METRICS = ("episode/score", "episode/return", "episode/growth", "validation/sampled_score", "validation/greedy_score")
+
+
+def round_scores(overrides: list[str], directory: Path) -> list[dict[str, float]]:
+    command = [sys.executable, "-m", "esper.run", *overrides, f"hydra.run.dir={directory}"]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    rounds = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in METRICS if name in line} for line in rounds]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_round_scores_equal_the_recorded_ones(name: str, tmp_path: Path) -> None:
+    recorded = json.loads(GOLDEN.read_text())[name]
+    scores = round_scores(COMMANDS[name], tmp_path / "run")
+    assert len(scores) == len(recorded)
+    for now, then in zip(scores, recorded, strict=True):
+        assert now == pytest.approx(then, rel=TOLERANCE)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        found = {name: round_scores(overrides, Path(place) / name) for name, overrides in COMMANDS.items()}
+    GOLDEN.write_text(json.dumps(found, indent=2) + "\n")
