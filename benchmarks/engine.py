@@ -25,12 +25,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from esper.config import build, build_environment, compose_config
 from esper.data import Data
 from esper.environment import Environment
-from esper.environment.host_run import Plan
-from esper.growth import GrowingHost, Mode, Setting, Settings
+from esper.environment.host_run import StepPlan
+from esper.growth import GrowingHost, Mode, SeedSetting
 from esper.hosts import Host
 from esper.hosts.cnn import ChannelsLast
 from esper.lifecycle import Blend
-from esper.seeding import generator
+from esper.ppo import PPOSettings
+from esper.rng import make_generator
 
 ENVS = 8
 CORES = os.cpu_count() or 1
@@ -60,7 +61,7 @@ class Limit:
     def __init__(self, config: DictConfig, data: Data, samples: int, batch: int, nets: int, threads: int) -> None:
         self._models = [GrowingHost(build(config.host), coadapt=True) for _ in range(nets)]
         self._optimizers = [build(config.optimizer, model=model, _partial_=False) for model in self._models]
-        self._streams = [data.stream(batch, generator("limit", net)) for net in range(nets)]
+        self._streams = [data.stream(batch, make_generator("limit", net)) for net in range(nets)]
         self._batches, self._threads = samples // batch // nets, threads
         self._pool = ThreadPoolExecutor(nets)
 
@@ -89,7 +90,7 @@ class Naive:
                     module[0] = nn.Identity()
             model = GrowingHost(host, coadapt=True)
             for slot in slots:
-                model.graft(slot, blueprint, Blend.ADD, seed=1)
+                model.graft(slot, blueprint, Blend.ADD, rng_seed=1)
             model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
             self._models.append(model)
             self._optimizers.append(build(config.optimizer, model=model, _partial_=False))
@@ -102,7 +103,7 @@ class Naive:
 
     def __call__(self) -> None:
         torch.set_num_threads(self._threads)
-        on = {slot: Setting(Mode.BLENDED, 1.0) for slot in self._slots}
+        on = {slot: SeedSetting(Mode.BLENDED, 1.0) for slot in self._slots}
         for model, optimizer in zip(self._models, self._optimizers, strict=True):
             batches = iter(self._loader)
             for _ in range(self._batches):
@@ -139,10 +140,10 @@ def measure(name: str, repeats: int) -> None:
     env.reset(range(ENVS))
     batch, samples = config.environment.batch, ENVS * batches * config.environment.batch
 
-    def train(settings: Settings) -> None:
+    def train(settings: PPOSettings) -> None:
         def one(run: int) -> Tensor:
             with env._runs[run]._thread():
-                env._runs[run]._train(Plan(settings, settings, (), batches), 0.5, 0.5)
+                env._runs[run]._train(StepPlan(settings, settings, (), batches), 0.5, 0.5)
             return torch.zeros(())
 
         env._each(one)
@@ -160,10 +161,10 @@ def measure(name: str, repeats: int) -> None:
     for run in env._runs:
         for slot in slots:
             run.graft(slot, blueprint, Blend.ADD)
-    on = {slot: Setting(Mode.BLENDED, 1.0) for slot in slots}
+    on = {slot: SeedSetting(Mode.BLENDED, 1.0) for slot in slots}
 
     def step() -> None:
-        env._each(lambda run: env._runs[run].epoch(Plan(on, on, tuple(slots), batches), (0.5, 0.5)))
+        env._each(lambda run: env._runs[run].epoch(StepPlan(on, on, tuple(slots), batches), (0.5, 0.5)))
 
     times = interleaved({"engine": step, "naive": Naive(config, env, slots, blueprint, CORES)}, repeats)
     print(f"{name}: a whole step with three live seeds at {times['naive'] / times['engine']:.2f} x the naive way")

@@ -48,10 +48,10 @@ def main() -> None:
     run.prepare_process()
     overrides = sys.argv[1:] or ["+experiment=quickstart", "rounds=20"]
     spent: dict[str, float] = defaultdict(float)
-    build_callbacks, watchers_of = run.build_callbacks, run.watchers_of
+    build_callbacks, round_listeners = run.build_callbacks, run.watchers_of
     run.build_callbacks = lambda *given: [timed(each, spent) for each in build_callbacks(*given)]
     run.watchers_of = lambda callbacks: [
-        each if each in callbacks else timed(each, spent) for each in watchers_of(callbacks)
+        each if each in callbacks else timed(each, spent) for each in round_listeners(callbacks)
     ]
     with tempfile.TemporaryDirectory() as directory:
         began = time.perf_counter()

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from gymnasium.spaces import Box, Discrete
 
-from esper.config import build_environment, check, compose_config
-from esper.environment import Inputs, Observation
+from esper.config import build_environment, check_config, compose_config
 from esper.lifecycle import ActionSpace, Layout, Masks
-from esper.seeding import derive
+from esper.observation import Observation, PolicyInputs
+from esper.rng import derive_seed
 
 NAME = "esper/Growth-v0"
 BOUND = 2.0  # features are scaled to about [-1, 1] and clipped here
@@ -53,7 +53,7 @@ class GrowthEnv(gymnasium.Env[np.ndarray, np.int64]):
 
     def __init__(self, overrides: Sequence[str] = ()) -> None:
         config = compose_config("evaluate", overrides)
-        check(config)
+        check_config(config)
         self.environment = build_environment(config, 1)
         self._actions = flat_actions(self.environment.space)
         self._masks: Masks | None = None
@@ -65,7 +65,7 @@ class GrowthEnv(gymnasium.Env[np.ndarray, np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        episode = derive("gym", int(self.np_random.integers(2**62)))
+        episode = derive_seed("gym", int(self.np_random.integers(2**62)))
         return self._flat(self.environment.reset([episode])), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -93,16 +93,16 @@ class GrowthEnv(gymnasium.Env[np.ndarray, np.int64]):
 
 
 @dataclass(frozen=True)
-class Played:
+class GymnasiumStep:
     """What comes of a decision in every environment; those whose episode was over before are paid nothing."""
 
-    observation: Inputs
+    observation: PolicyInputs
     reward: torch.Tensor  # [envs]
     terminated: torch.Tensor  # bool [envs]
     truncated: torch.Tensor  # bool [envs]
 
 
-class Gymnasium:
+class GymnasiumVectorEnv:
     """N gymnasium environments for our collector, one episode in each.
 
     Masks are those of the environment's `action_masks()`, or all true where it has none.
@@ -114,7 +114,7 @@ class Gymnasium:
         keep: which features are shown, by index; None is all of them
     """
 
-    def __init__(self, name: str, *, envs: int, steps: int | None, keep: Sequence[int] | None) -> None:
+    def __init__(self, name: str, *, envs: int, steps: int | None, features: Sequence[int] | None) -> None:
         if envs < 1:
             raise ValueError(f"environment.envs={envs}: must be at least 1.")
         if steps is not None and steps < 1:
@@ -130,25 +130,29 @@ class Gymnasium:
             raise ValueError(f"environment.steps=null: {name} has no limit of its own; give one.")
         if not isinstance(actions, Discrete) or not isinstance(shown, Box) or len(shown.shape) != 1:
             raise ValueError(f"environment.name={name}: must have discrete actions and a flat box of features.")
-        self._keep = list(range(shown.shape[0])) if keep is None else list(keep)
-        if not self._keep or not all(0 <= index < shown.shape[0] for index in self._keep):
-            raise ValueError(f"environment.keep={self._keep}: must be among the {shown.shape[0]} features from 0.")
+        self._features = list(range(shown.shape[0])) if features is None else list(features)
+        if not self._features or not all(0 <= index < shown.shape[0] for index in self._features):
+            raise ValueError(
+                f"environment.features={self._features}: must be among the {shown.shape[0]} features from 0."
+            )
         options = tuple(str(index) for index in range(int(actions.n)))
-        self.layout = Layout(len(self._keep), 0, (name,), (), {"op": options}, {"op": options})
+        self.layout = Layout(len(self._features), 0, (name,), (), {"op": options}, {"op": options})
         self.name, self.envs, self.steps, self._first = name, envs, int(limit), int(actions.start)
 
-    def seed(self, purpose: str, seed: int, index: int) -> int:
-        return derive(purpose, seed, index)
+    def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
+        return derive_seed(purpose, run_seed, index)
 
-    def reset(self, seeds: Sequence[int]) -> Inputs:
+    def reset(self, episode_seeds: Sequence[int]) -> PolicyInputs:
         """Begin an episode in each environment."""
-        if len(seeds) != self.envs:
-            raise ValueError(f"seeds: {len(seeds)} were given for environment.envs={self.envs}.")
-        self._seen = [game.reset(seed=seed)[0] for game, seed in zip(self._games, seeds, strict=True)]
+        if len(episode_seeds) != self.envs:
+            raise ValueError(f"episode_seeds: {len(episode_seeds)} were given for environment.envs={self.envs}.")
+        self._seen = [
+            game.reset(seed=episode_seed)[0] for game, episode_seed in zip(self._games, episode_seeds, strict=True)
+        ]
         self._over, self._returns = [False] * self.envs, torch.zeros(self.envs)
         return self._inputs()
 
-    def step(self, action: torch.Tensor) -> Played:
+    def step(self, action: torch.Tensor) -> GymnasiumStep:
         """One decision [envs, 1] in every environment whose episode is not over."""
         reward = torch.zeros(self.envs)
         ends = torch.zeros(2, self.envs, dtype=torch.bool)
@@ -159,7 +163,7 @@ class Gymnasium:
                 ends[:, env] = torch.tensor([terminated, truncated and not terminated])
                 self._over[env] = bool(terminated or truncated)
         self._returns += reward
-        return Played(self._inputs(), reward, ends[0], ends[1])
+        return GymnasiumStep(self._inputs(), reward, ends[0], ends[1])
 
     def outcome(self) -> dict[str, torch.Tensor]:
         return {"score": self._returns}
@@ -171,15 +175,15 @@ class Gymnasium:
         for game in self._games:
             game.close()
 
-    def _inputs(self) -> Inputs:
-        base = torch.from_numpy(np.stack(self._seen)[:, self._keep]).float()
+    def _inputs(self) -> PolicyInputs:
+        base = torch.from_numpy(np.stack(self._seen)[:, self._features]).float()
         op = torch.ones(self.envs, len(self.layout.ops), dtype=torch.bool)
         for env, game in enumerate(self._games):
             if game.has_wrapper_attr("action_masks") and not self._over[env]:
                 op[env] = torch.from_numpy(np.asarray(game.get_wrapper_attr("action_masks")(), dtype=bool))
         nothing = torch.zeros(self.envs, 1, 0)
         masks = Masks(op, torch.zeros(*op.shape, 1, dtype=torch.bool), {})
-        return Inputs(base, nothing, torch.zeros(self.envs, 1, dtype=torch.int64), masks)
+        return PolicyInputs(base, nothing, torch.zeros(self.envs, 1, dtype=torch.int64), masks)
 
 
 if NAME not in gymnasium.registry:

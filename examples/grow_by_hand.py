@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.blueprints import blueprint, blueprints
-from esper.config import load
+from esper.config import load_preset
 from esper.data import Data, DataError
-from esper.growth import GrowingHost, Settings, seed_settings
-from esper.hosts import parameter_count
-from esper.lifecycle import ActionSpace, Blend, Measurements, Slots, Stage, apply, tick
-from esper.seeding import derive, generator, seeded
+from esper.growth import GrowingHost, SeedSettings, seed_settings
+from esper.hosts import count_parameters
+from esper.lifecycle import ActionSpace, Blend, SeedMeasurements, Slots, Stage, apply, tick
+from esper.rng import derive_seed, make_generator, seeded_init
 
 
-def measure(model: GrowingHost, data: Data, settings: Settings, split: str = "validation") -> float:
+def measure(model: GrowingHost, data: Data, settings: SeedSettings, split: str = "validation") -> float:
     """Accuracy in percent."""
     model.eval()
     with torch.no_grad():
@@ -38,26 +38,28 @@ def action(space: ActionSpace, **names: str) -> Tensor:
 
 
 def run(chosen: argparse.Namespace, data: Data, grow: bool) -> None:
-    with seeded(derive("weights", chosen.seed)):
-        host = load(f"host/{chosen.host}")
+    with seeded_init(derive_seed("weights", chosen.seed)):
+        host = load_preset(f"host/{chosen.host}")
     host.slot(chosen.slot)  # these two say so if there is none of that name
     blueprint(host.topology, chosen.blueprint)
     model = GrowingHost(host, coadapt=True)
-    optimizer = load("optimizer/sgd", model=model)
-    stream = data.stream(64, generator("data", chosen.seed))
+    optimizer = load_preset("optimizer/sgd", model=model)
+    stream = data.stream(64, make_generator("data", chosen.seed))
     names = tuple(slot.name for slot in host.slots)
-    space = load("actions/core", slots=names, blueprints=tuple(blueprints(host.topology)))
-    rules = load("lifecycle/default", steps=chosen.steps)
+    space = load_preset("actions/core", slots=names, blueprints=tuple(blueprints(host.topology)))
+    rules = load_preset("lifecycle/default", steps=chosen.steps)
     slots, column = Slots.empty(1, len(names)), names.index(chosen.slot)
     seed = {"slot": chosen.slot, "blueprint": chosen.blueprint, "blend": chosen.blend}
     timed = {chosen.germinate: "GERMINATE", chosen.fossilize: "FOSSILIZE"} if grow else {}
 
-    print(f"\n{chosen.host} on {data.name}, {'with a seed' if grow else 'alone'}: {parameter_count(host):,} parameters")
+    print(
+        f"\n{chosen.host} on {data.name}, {'with a seed' if grow else 'alone'}: {count_parameters(host):,} parameters"
+    )
     print("batches  stage       alpha  seed's loss - host's loss  accuracy  without the seed")
     for step in range(chosen.steps):
         slots, events = apply(slots, action(space, op=timed.get(step, "WAIT"), **seed), space, rules)
         if events.into(Stage.GERMINATED)[0, column]:
-            model.graft(chosen.slot, chosen.blueprint, Blend[chosen.blend], seed=derive("seed", chosen.seed))
+            model.graft(chosen.slot, chosen.blueprint, Blend[chosen.blend], rng_seed=derive_seed("seed", chosen.seed))
             optimizer.add(chosen.slot)
         settings = seed_settings(slots, 0, names)
         promise = []
@@ -79,9 +81,9 @@ def run(chosen: argparse.Namespace, data: Data, grow: bool) -> None:
         contribution = torch.full_like(slots.alpha, torch.nan)
         contribution[0, column] = accuracy - without
         health = torch.where(slots.occupied, 1.0, torch.nan)
-        slots, _ = tick(slots, Measurements(contribution=contribution, health=health), space, rules)
+        slots, _ = tick(slots, SeedMeasurements(contribution=contribution, health=health), space, rules)
     final = measure(model, data, seed_settings(slots, 0, names), "test")
-    print(f"test accuracy {final:.1f}% with {parameter_count(model):,} parameters")
+    print(f"test accuracy {final:.1f}% with {count_parameters(model):,} parameters")
 
 
 def main() -> None:
@@ -99,7 +101,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        data = load(f"data/{chosen.data}")
+        data = load_preset(f"data/{chosen.data}")
         for grow in (False, True):
             run(chosen, data, grow)
     except (DataError, ValueError) as error:

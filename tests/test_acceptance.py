@@ -26,12 +26,13 @@ def functions(path: Path) -> frozenset[str]:
 def faults(entry: dict[str, str], project: Path = PROJECT) -> list[str]:
     """What is wrong with an entry."""
     found = []
-    if not entry.get("behaviour", "").strip():
-        found.append("has no behaviour")
+    for key in ("finding", "behaviour"):
+        if not entry.get(key, "").strip():
+            found.append(f"has no {key}")
     answers = sorted(ANSWERS & entry.keys())
     if len(answers) != 1:
         found.append(f"must have one of {', '.join(sorted(ANSWERS))}, not {len(answers)}")
-    unknown = entry.keys() - ANSWERS - {"behaviour"}
+    unknown = entry.keys() - ANSWERS - {"finding", "behaviour"}
     if unknown:
         found.append(f"has the unknown keys {', '.join(sorted(unknown))}")
     if "test" in entry:
@@ -61,6 +62,7 @@ def test_ids_are_those_of_the_reviews_and_none_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        ({"finding": None}, "has no finding"),
         ({"behaviour": " "}, "has no behaviour"),
         ({"design": "It cannot arise."}, "must have one of design, issue, test, not 2"),
         ({"test": None}, "must have one of design, issue, test, not 0"),
@@ -75,6 +77,7 @@ def test_ids_are_those_of_the_reviews_and_none_is_left_out() -> None:
 )
 def test_an_entry_that_shows_nothing_is_found_out(change: dict[str, str | None], sentence: str) -> None:
     good = {
+        "finding": "ids were lost",
         "behaviour": "ids are complete",
         "test": f"tests/{Path(__file__).name}::{test_ids_are_those_of_the_reviews_and_none_is_left_out.__name__}",
     }

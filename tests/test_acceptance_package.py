@@ -9,7 +9,7 @@ import pytest
 
 import esper
 from esper.lifecycle import HEAD_NAMES
-from tests.environment_kit import environment
+from tests.fixtures_environment import environment
 
 PACKAGE = Path(esper.__file__).parent
 PROJECT = Path(__file__).parent.parent

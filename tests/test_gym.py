@@ -6,12 +6,12 @@ from gymnasium.utils.env_checker import check_env
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
-from esper.controllers import Chance
-from esper.gym import NAME, GrowthEnv, Gymnasium, flat_actions, flat_mask
+from esper.controllers import RandomController
+from esper.gym import NAME, GrowthEnv, GymnasiumVectorEnv, flat_actions, flat_mask
 from esper.lifecycle import legal
-from tests.environment_kit import SMALL
-from tests.lifecycle.play import play, rules, space
-from tests.ppo.worlds import learner, played
+from tests.fixtures_environment import SMALL
+from tests.lifecycle.fixtures_slots import play, rules, space
+from tests.ppo.fixtures_environments import learner, played
 
 OVERRIDES = [*SMALL, "environment.batches=1", "environment.steps=8"]
 
@@ -89,7 +89,7 @@ def test_maskable_ppo_trains_on_it(env: GrowthEnv) -> None:
 def test_chance_and_the_flat_actions_count_alike(env: GrowthEnv) -> None:
     seen = env.environment.reset([1])
     env._flat(seen)
-    action, _ = Chance(env.environment.space).act(seen, Chance(env.environment.space).begin([1]))
+    action, _ = RandomController(env.environment.space).act(seen, RandomController(env.environment.space).begin([1]))
     assert (flat_actions(env.environment.space) == action).all(1).any()
 
 
@@ -117,7 +117,7 @@ gymnasium.register("tests/Doors-v0", entry_point=Doors, disable_env_checker=True
 
 
 def test_any_gymnasium_environment_can_be_played_by_our_collector() -> None:
-    world = Gymnasium("CartPole-v1", envs=3, steps=None, keep=[0, 2])
+    world = GymnasiumVectorEnv("CartPole-v1", envs=3, steps=None, features=[0, 2])
     assert (world.steps, world.layout.base, world.layout.ops) == (500, 2, ("0", "1"))
     rollout = played(learner(world), world)
     lengths = rollout.valid.sum(1)
@@ -129,12 +129,12 @@ def test_any_gymnasium_environment_can_be_played_by_our_collector() -> None:
 
 
 def test_features_left_out_are_not_seen() -> None:
-    whole, part = (Gymnasium("CartPole-v1", envs=1, steps=None, keep=keep) for keep in (None, [2]))
+    whole, part = (GymnasiumVectorEnv("CartPole-v1", envs=1, steps=None, keep=keep) for keep in (None, [2]))
     assert torch.equal(whole.reset([3]).base[:, 2:3], part.reset([3]).base)
 
 
 def test_masks_of_an_environment_are_kept_and_a_limit_truncates() -> None:
-    world = Gymnasium("tests/Doors-v0", envs=4, steps=2, keep=None)
+    world = GymnasiumVectorEnv("tests/Doors-v0", envs=4, steps=2, features=None)
     inputs = world.reset(range(4))
     assert inputs.masks.op.sum(-1).tolist() == [2, 2, 2, 2]
     rollout = played(learner(world), world)
@@ -149,11 +149,11 @@ def test_masks_of_an_environment_are_kept_and_a_limit_truncates() -> None:
         ({"name": "Nothing-v0"}, r"environment.name=Nothing-v0: "),
         ({"envs": 0}, r"environment.envs=0: must be at least 1"),
         ({"steps": 0}, r"environment.steps=0: must be at least 1"),
-        ({"keep": [9]}, r"environment.keep=\[9\]: must be among the 4 features"),
+        ({"keep": [9]}, r"environment.features=\[9\]: must be among the 4 features"),
         ({"name": "Pendulum-v1"}, r"environment.name=Pendulum-v1: must have discrete actions"),
         ({"name": "tests/Doors-v0"}, r"environment.steps=null: tests/Doors-v0 has no limit of its own"),
     ],
 )
 def test_what_cannot_be_played_is_refused(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Gymnasium(**{"name": "CartPole-v1", "envs": 1, "steps": None, "keep": None, **given})  # type: ignore[arg-type]
+        GymnasiumVectorEnv(**{"name": "CartPole-v1", "envs": 1, "steps": None, "keep": None, **given})  # type: ignore[arg-type]

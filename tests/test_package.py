@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from esper.checkpoints.origin import PRETRAINED
 from esper.config import CONF
-from esper.learners.origin import PRETRAINED
 
 pytestmark = pytest.mark.xdist_group("package")  # what they share is made once
 
@@ -35,13 +35,13 @@ def test_the_wheel_carries_the_whole_configuration(wheel: Path) -> None:
 
 
 def test_an_installed_package_works_from_any_directory(wheel: Path, tmp_path: Path) -> None:
-    installed, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
-    zipfile.ZipFile(wheel).extractall(installed)
+    check_launcher_installed, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    zipfile.ZipFile(wheel).extractall(check_launcher_installed)
     elsewhere.mkdir()
     script = (
         "import esper.config as c; print(c.CONF)\n"
         "from esper.hosts import parameter_count; print(parameter_count(c.load('host/cifar_baseline')))"
     )
-    command, environment = [sys.executable, "-c", script], {"PYTHONPATH": str(installed)}
+    command, environment = [sys.executable, "-c", script], {"PYTHONPATH": str(check_launcher_installed)}
     done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == [str(installed / "esper" / "conf"), "6418"], done.stderr
+    assert done.stdout.split() == [str(check_launcher_installed / "esper" / "conf"), "6418"], done.stderr

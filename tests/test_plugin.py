@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import check, compose_config
-from esper.records import read
+from esper.config import check_config, compose_config
+from esper.records import read_lines
 
 PLUGIN = Path(__file__).parent.parent / "examples/plugin"
 
@@ -28,12 +28,12 @@ def test_the_example_trains_goes_on_and_is_compared_with_a_controller_of_its_own
     assert "rounds: 1 -> 2" in told
     arms = ("+controller@controller.gardener=gardener", "controllers=[gardener,ppo]", "episodes=1")
     command("esper.evaluate", f"ckpt={run}", *arms, f"hydra.run.dir={compared}")
-    lines = {line["controller"]: line for line in read(compared / "episodes.jsonl")}
+    lines = {line["arm"]: line for line in read_lines(compared / "episodes.jsonl")}
     assert set(lines) == {"gardener", "ppo"}
     gardener = lines["gardener"]
     assert (gardener["host"], gardener["data"], gardener["slots"]) == ("stairs", "slopes", ["step1", "step2", "step3"])
     assert {blueprint for blueprint, _ in gardener["fossils"].values()} == {"cross"}
-    assert "thrift" in gardener["steps"][0]["parts"]
+    assert "thrift" in gardener["steps"][0]["reward_terms"]
     assert "a controller of the user's own" in (compared / "report.md").read_text()
 
 
@@ -49,9 +49,9 @@ def test_its_blueprint_keeps_the_promises_of_blueprints() -> None:
 
 def test_a_module_that_is_not_there_is_told_in_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"^slots\.plugins: there is no module json\.at\.all; its"):
-        check(compose_config("evaluate", ["slots.plugins=[json.at.all]", "data=synthetic_images"]))
+        check_config(compose_config("evaluate", ["slots.plugins=[json.at.all]", "data=synthetic_images"]))
     with pytest.raises(ValueError, match=r"^slots\.plugins=json: must be a list, \[json\]\.$"):
-        check(compose_config("evaluate", ["slots.plugins=json", "data=synthetic_images"]))
-    check(compose_config("evaluate", ["slots.plugins=null", "data=synthetic_images"]))
+        check_config(compose_config("evaluate", ["slots.plugins=json", "data=synthetic_images"]))
+    check_config(compose_config("evaluate", ["slots.plugins=null", "data=synthetic_images"]))
     with pytest.raises(ValueError, match=r"^slots\.plugins: there is no module nowhere\.at\.all; its"):
-        check(compose_config("evaluate", ["slots.plugins=[nowhere.at.all]", "data=synthetic_images"]))
+        check_config(compose_config("evaluate", ["slots.plugins=[nowhere.at.all]", "data=synthetic_images"]))

@@ -6,7 +6,7 @@ import pytest
 from esper.config import CONF, build, compose_config
 from esper.evaluation.arms import ARMS
 from esper.growth import GrowingHost, export
-from esper.hosts import parameter_count
+from esper.hosts import count_parameters
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -28,9 +28,9 @@ def test_the_python_of_the_readme_runs(code: str, tmp_path: Path, monkeypatch: p
     exec(code, names)
     if "model" in names:
         assert names["behind"] == {}  # the seed ended blended
-        assert parameter_count(names["model"]) == 3_482 + 9_280
+        assert count_parameters(names["model"]) == 3_482 + 9_280
     elif "network" in names:
-        assert parameter_count(names["network"]) == 3_482
+        assert count_parameters(names["network"]) == 3_482
     else:
         assert isinstance(names["reward"], float)
 

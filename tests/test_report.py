@@ -1,29 +1,31 @@
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from esper.learners import PRETRAINED
+from esper.checkpoints import PRETRAINED
+from esper.records import EpisodeRecord
 from esper.report import main
-from tests.evaluation.kit import line
+from tests.evaluation.fixtures_episodes import line, write_episodes
 
 
-def directory(path: Path, lines: list[dict[str, object]], **told: object) -> Path:
+def directory(path: Path, lines: list[EpisodeRecord], **told: object) -> Path:
     path.mkdir(parents=True)
-    (path / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_episodes(path / "episodes.jsonl", lines)
     if told:
         (path / "evaluation.json").write_text(json.dumps(told))
     return path
 
 
-def some(arm: str, score: float, **changes: object) -> list[dict[str, object]]:
+def some(arm: str, score: float, **changes: object) -> list[EpisodeRecord]:
     return [line(arm, seed, score + seed, **changes) for seed in range(10)]
 
 
 def test_several_runs_make_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = directory(tmp_path / "a", some("none", 30.0), commands=["command one"], versions={"torch": "1"})
-    second = directory(tmp_path / "b", some("ppo", 40.0, learner="x"), commands=["command two"], reference="ppo")
+    second = directory(tmp_path / "b", some("ppo", 40.0, checkpoint="x"), commands=["command two"], reference="ppo")
     main([str(first), str(second), "--out", str(tmp_path / "out")])
     text = (tmp_path / "out/report.md").read_text()
     assert "ppo, with 1.00 times the host's parameters at the end, scores above none." in text
@@ -35,7 +37,10 @@ def test_several_runs_make_one_report(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_an_episode_that_was_played_again_counts_as_it_was_played_last(tmp_path: Path) -> None:
-    again = [line("schedule", 1, 5.0, origin="a", rule="a"), line("schedule", 1, 7.0, origin="b", rule="b")]
+    again = [
+        line("schedule", 1, 5.0, inputs_digest="a", variant="a"),
+        line("schedule", 1, 7.0, inputs_digest="b", variant="b"),
+    ]
     where = directory(tmp_path / "a", again)
     main([str(where)])
     (figures,) = json.loads((where / "evaluation.json").read_text())["tasks"].values()
@@ -44,7 +49,7 @@ def test_an_episode_that_was_played_again_counts_as_it_was_played_last(tmp_path:
 
 
 def test_what_episodes_show_of_themselves_is_not_written_down_twice(tmp_path: Path) -> None:
-    where = directory(tmp_path / "a", [line(seed=1, score=None), line(seed=2, score=4.0)])
+    where = directory(tmp_path / "a", [line(episode_seed=1, score=None), line(episode_seed=2, score=4.0)])
     main([str(where)])
     assert "counts as the lowest score of all arms" in (where / "report.md").read_text()
     assert json.loads((where / "evaluation.json").read_text())["remarks"] == []
@@ -53,12 +58,12 @@ def test_what_episodes_show_of_themselves_is_not_written_down_twice(tmp_path: Pa
 def test_lines_that_cannot_be_read_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = directory(tmp_path / "a", some("none", 30.0))
     with (where / "episodes.jsonl").open("a") as file:
-        file.write('{"version": 1, "steps": []}\n[1]\n\n' + json.dumps(line(seed=9)) + '\n{"version": 2, "steps": [], ')
+        file.write('{"version": 1, "steps": []}\n[1]\n\n' + json.dumps(line(episode_seed=9).to_dict()) + '\n{"version": 2, "steps": [], ')
     main([str(where)])
     told = capsys.readouterr().out + (where / "report.md").read_text()
     path = where / "episodes.jsonl"
     for complaint in (
-        f"{path}: line 11 is an episode record of version 1, not 2; it is left out.",
+        f"{path}: line 11 is an episode record of version 1, not 3; it is left out.",
         f"{path}: line 12 is no episode record; it is left out.",
         f"{path}: line 13 is no JSON; it is left out.",
         f"{path}: line 15 was cut off; it is left out.",
@@ -68,9 +73,9 @@ def test_lines_that_cannot_be_read_are_counted_and_named(tmp_path: Path, capsys:
 
 
 def test_held_out_episodes_of_a_training_run_are_reported_as_validation(tmp_path: Path) -> None:
-    def held_out(kind: str, played: int, score: float) -> list[dict[str, object]]:
+    def held_out(kind: str, played: int, score: float) -> list[EpisodeRecord]:
         made = some("ppo", score, kind=kind, round=played)
-        return [{key: value for key, value in each.items() if key not in ("test_score", "config")} for each in made]
+        return [replace(each, split="validation", test_score=None, config={}) for each in made]
 
     lines = [*held_out("training", 2, 1.0), *held_out("greedy", 1, 10.0), *held_out("greedy", 2, 40.0)]
     where = directory(tmp_path / "run", [*lines, *held_out("sampled", 2, 35.0)])
@@ -89,7 +94,7 @@ def run(path: Path, seed: int, scores: list[float], *more: str) -> Path:
         for kind in ("greedy", "sampled")
         for number in range(2)
     ]
-    directory(path, [{key: value for key, value in each.items() if key != "test_score"} for each in episodes])
+    directory(path, [replace(each, split="validation", test_score=None) for each in episodes])
     rounds = [
         {"round": number, "decisions": 160 * number, "episode/score": score, "losses/explained_variance": 0.6,
          "policy/kl": 0.02, "policy/entropy_op": 0.5, "policy/entropy_bonus": 0.01, "time/environment": 60.0}
@@ -203,7 +208,7 @@ def test_a_run_that_cannot_be_read_is_told_in_one_sentence(
 def test_lines_in_a_row_with_the_same_flaw_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = directory(tmp_path / "a", [*some("none", 30.0)])
     with (where / "episodes.jsonl").open("a") as file:
-        file.write("[1]\n[2]\n[3]\n{}\n" + json.dumps(line(seed=11)) + "\n[4]\n")
+        file.write("[1]\n[2]\n[3]\n{}\n" + json.dumps(line(episode_seed=11)) + "\n[4]\n")
     main([str(where)])
     told = capsys.readouterr().out
     assert "each of lines 11 to 14 is no episode record; they are left out." in told

@@ -14,11 +14,13 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from esper.checkpoints.resume import merge_overrides, resume_arguments, save_config
+from esper.checkpoints.runs import read_overrides
 from esper.config import CONF, compose_config
-from esper.records import read
-from esper.resume import overridden, overrides_of, prepared, save
-from esper.run import cli, train
-from tests.environment_kit import SMALL, SMALL_TEXT
+from esper.records import read_lines
+from esper.run import cli
+from esper.training import train
+from tests.fixtures_environment import SMALL, SMALL_TEXT
 
 pytestmark = pytest.mark.xdist_group("run")  # what they share is made once
 
@@ -160,7 +162,7 @@ def refused(where: Path, *typed: str) -> str:
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ("+ppo.lrr=1", r"^esper.ppo.Settings: lrr is no setting of it; the nearest is lr\.$"),
+        ("+ppo.lrr=1", r"^esper.ppo.PPOSettings: lrr is no setting of it; the nearest is lr\.$"),
         ("+rouns=3", r"^rouns: there is no such key; the nearest is rounds\.$"),
         ("ppo.epochs=0", r"^ppo.epochs=0: must be a whole number of at least 1\.$"),
         ("ppo.minibatches=3", r"^ppo.minibatches=3, .* at most the 2 episodes of a round \(environment.envs\)\.$"),
@@ -220,32 +222,32 @@ def test_a_refused_run_takes_back_only_what_hydra_wrote(tmp_path: Path) -> None:
 def test_overrides_of_a_resumed_run_reach_into_its_experiment_and_are_kept(tmp_path: Path) -> None:
     first = ["+experiment=cartpole_memory", "reward=shaped", "ppo.lr=0.1"]
     (tmp_path / ".hydra").mkdir()
-    save(compose_config("run", first), tmp_path, first)
+    save_config(compose_config("run", first), tmp_path, first)
     for typed, key, value in (
-        ("ppo.lr=0.2", "ppo.lr", 0.2), ("ppo.lr=0.1", "ppo.lr", 0.1), ("environment.keep=[0]", "environment.keep", [0]),
+        ("ppo.lr=0.2", "ppo.lr", 0.2), ("ppo.lr=0.1", "ppo.lr", 0.1), ("environment.features=[0]", "environment.features", [0]),
         ("reward=basic", "reward.terms.final._target_", "esper.rewards.terms.FinalGain"),
         ("~callbacks.health", "callbacks.health", None), ("trainer=gpu", "device", "cuda:0"),
         ("ppo.lam=${gamma}", "ppo.lam", 0.99),
     ):  # fmt: skip
-        arguments = prepared([f"resume={tmp_path}", typed])
+        arguments = resume_arguments([f"resume={tmp_path}", typed])
         everything = [argument for argument in arguments if not argument.startswith(("hydra", "resume"))]
-        config, changes = overridden(compose_config("run", everything), tmp_path)
+        config, changes = merge_overrides(compose_config("run", everything), tmp_path)
         assert OmegaConf.select(config, key) == value, typed
         assert any(change.startswith(key.split(".")[0]) for change in changes)
-        save(config, tmp_path, everything)
-    assert overrides_of(tmp_path).count("ppo.lr=0.1") == 1
-    assert "ppo.lr=0.2" not in overrides_of(tmp_path)
+        save_config(config, tmp_path, everything)
+    assert read_overrides(tmp_path).count("ppo.lr=0.1") == 1
+    assert "ppo.lr=0.2" not in read_overrides(tmp_path)
 
 
 def test_what_is_typed_wins_over_what_was_saved_where_a_preset_has_changed_since(tmp_path: Path) -> None:
     first = ["+experiment=cartpole_memory"]
     (tmp_path / ".hydra").mkdir()
     saved, preset = compose_config("run", [*first, "rounds=999"]), compose_config("run", first).rounds
-    save(saved, tmp_path, first)  # as if the preset had had 999 rounds then
-    config, changes = overridden(compose_config("run", first), tmp_path, overrides=first)
+    save_config(saved, tmp_path, first)  # as if the preset had had 999 rounds then
+    config, changes = merge_overrides(compose_config("run", first), tmp_path, overrides=first)
     assert (config.rounds, changes) == (999, [])
     again = [*first, f"rounds={preset}"]
-    config, changes = overridden(compose_config("run", again), tmp_path, overrides=again)
+    config, changes = merge_overrides(compose_config("run", again), tmp_path, overrides=again)
     assert (config.rounds, changes) == (preset, [f"rounds: 999 -> {preset}"])
 
 
@@ -286,17 +288,17 @@ def test_the_variant_for_a_gpu_has_the_same_task_at_full_size() -> None:
 def test_the_variant_for_a_gpu_trains_on_one(tmp_path: Path) -> None:
     small = ["+debug=fast", "data=synthetic_images", "data.resolution=32", "environment.batches=2"]
     train(compose_config("run", ["+experiment=cifar_ppo_gpu", *small]), tmp_path, Console(quiet=True))
-    assert len(list(read(tmp_path / "rounds.jsonl"))) == 2
+    assert len(list(read_lines(tmp_path / "rounds.jsonl"))) == 2
 
 
 def test_debug_wins_over_an_experiment() -> None:
-    config = compose_config("run", prepared(["debug=fast", "+experiment=cifar_ppo"]))
+    config = compose_config("run", resume_arguments(["debug=fast", "+experiment=cifar_ppo"]))
     assert (config.rounds, config.environment.envs, config.environment.steps, config.data.resolution) == (2, 2, 4, 16)
 
 
 def test_a_small_gpt_grows_on_stories(tmp_path: Path) -> None:
     text = ("+experiment=tinystories_ppo", "debug=fast", *SMALL_TEXT, "environment.batches=1")
-    figures = train(compose_config("run", prepared(text)), tmp_path, Console(quiet=True))
+    figures = train(compose_config("run", resume_arguments(text)), tmp_path, Console(quiet=True))
     assert figures["episode/score"] < 0, "bits per byte"
     assert len(lines(tmp_path)) == 2
 

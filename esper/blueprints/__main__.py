@@ -1,8 +1,8 @@
 """python -m esper.blueprints: every blueprint with its parameter counts."""
 
-from esper.blueprints import listing, topologies
+from esper.blueprints import format_blueprints, topologies
 
 CHANNELS = {"cnn": (8, 16, 32, 64), "transformer": (64, 128, 384)}
 
 if __name__ == "__main__":
-    print("\n\n".join(listing(topology, CHANNELS[topology]) for topology in topologies()))
+    print("\n\n".join(format_blueprints(topology, CHANNELS[topology]) for topology in topologies()))

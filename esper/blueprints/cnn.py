@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.blueprints.layers import FadedNorm, Residual
 from esper.blueprints.registry import register
-from esper.work import Work, convolution, linear
+from esper.flops import Flops, conv_flops, linear_flops
 
 GROUP_CHANNELS = 16  # per group, where there are enough channels; smaller groups are noisy
 
@@ -36,7 +36,7 @@ def _conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
 
 
-@register("cnn", "norm", lambda c: 2 * c + 1, "group normalisation, faded in by a learned scale", lambda c, p: Work())
+@register("cnn", "norm", lambda c: 2 * c + 1, "group normalisation, faded in by a learned scale", lambda c, p: Flops())
 def norm(channels: int) -> nn.Module:
     return FadedNorm(_norm(channels))
 
@@ -46,7 +46,7 @@ def norm(channels: int) -> nn.Module:
     "attention",
     lambda c: 2 * c * max(1, c // 4) + c,
     "squeeze-excite: a gate per channel, 1 at birth",
-    lambda c, p: linear(c, max(1, c // 4)) + linear(max(1, c // 4), c),
+    lambda c, p: linear_flops(c, max(1, c // 4)) + linear_flops(max(1, c // 4), c),
 )
 class SqueezeExcite(nn.Module):
     def __init__(self, channels: int, reduction: int = 4) -> None:
@@ -67,7 +67,7 @@ class SqueezeExcite(nn.Module):
     "depthwise",
     lambda c: c * c + 11 * c,
     "depthwise 3x3, then 1x1",
-    lambda c, p: convolution(c, c, 3, p, groups=c) + convolution(c, c, 1, p),
+    lambda c, p: conv_flops(c, c, 3, p, groups=c) + conv_flops(c, c, 1, p),
 )
 def depthwise(channels: int) -> nn.Module:
     return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 3, channels), _conv(channels, channels, 1))
@@ -83,7 +83,7 @@ def _inner(channels: int) -> int:
     lambda c: 2 * c * _inner(c) + 9 * _inner(c) ** 2 + 2 * c,
     "1x1 down, 3x3, 1x1 up",
     lambda c, p: (
-        convolution(c, _inner(c), 1, p) + convolution(_inner(c), _inner(c), 3, p) + convolution(_inner(c), c, 1, p)
+        conv_flops(c, _inner(c), 1, p) + conv_flops(_inner(c), _inner(c), 3, p) + conv_flops(_inner(c), c, 1, p)
     ),
 )
 def bottleneck(channels: int) -> nn.Module:
@@ -99,12 +99,12 @@ def bottleneck(channels: int) -> nn.Module:
     )
 
 
-@register("cnn", "conv_small", lambda c: c * c + 2 * c, "1x1 convolution", lambda c, p: convolution(c, c, 1, p))
+@register("cnn", "conv_small", lambda c: c * c + 2 * c, "1x1 convolution", lambda c, p: conv_flops(c, c, 1, p))
 def conv_small(channels: int) -> nn.Module:
     return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 1))
 
 
-@register("cnn", "conv_light", lambda c: 9 * c * c + 2 * c, "3x3 convolution", lambda c, p: convolution(c, c, 3, p))
+@register("cnn", "conv_light", lambda c: 9 * c * c + 2 * c, "3x3 convolution", lambda c, p: conv_flops(c, c, 3, p))
 def conv_light(channels: int) -> nn.Module:
     return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 3))
 
@@ -114,7 +114,7 @@ def conv_light(channels: int) -> nn.Module:
     "conv_heavy",
     lambda c: 18 * c * c + 4 * c,
     "two 3x3 convolutions",
-    lambda c, p: convolution(c, c, 3, p) + convolution(c, c, 3, p),
+    lambda c, p: conv_flops(c, c, 3, p) + conv_flops(c, c, 3, p),
 )
 def conv_heavy(channels: int) -> nn.Module:
     return Residual(

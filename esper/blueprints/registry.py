@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from esper.work import Work
+from esper.flops import Flops
 
 Factory = Callable[..., nn.Module]
 
@@ -24,7 +24,7 @@ class Blueprint:
     description: str
     parameters: Callable[[int], int]
     factory: Factory
-    work: Callable[[int, int], Work] | None = None
+    flops: Callable[[int, int], Flops] | None = None
 
     def build(self, channels: int, **arguments: object) -> nn.Module:
         """A seed for `channels` channels: shape-preserving, the identity at birth, and ready to learn."""
@@ -46,7 +46,7 @@ def register(
     name: str,
     parameters: Callable[[int], int],
     description: str,
-    work: Callable[[int, int], Work] | None = None,
+    flops: Callable[[int, int], Flops] | None = None,
 ) -> Callable[[Factory], Factory]:
     """Make a factory of seeds known: a callable (channels, **arguments) -> nn.Module; the rest is as in Blueprint."""
 
@@ -54,7 +54,7 @@ def register(
         family = _REGISTRY.setdefault(topology, {})
         if name in family:
             raise ValueError(f"{topology} blueprint {name} is registered already; choose another name.")
-        family[name] = Blueprint(name, topology, description, parameters, factory, work)
+        family[name] = Blueprint(name, topology, description, parameters, factory, flops)
         return factory
 
     return keep
@@ -79,7 +79,7 @@ def topologies() -> tuple[str, ...]:
     return tuple(_REGISTRY)
 
 
-def listing(topology: str, channels: Sequence[int]) -> str:
+def format_blueprints(topology: str, channels: Sequence[int]) -> str:
     """A table of a topology's blueprints with their parameter counts, smallest first."""
     rows = sorted(blueprints(topology).values(), key=lambda entry: entry.parameters(channels[-1]))
     head = f"{topology + ' blueprint':<24}" + "".join(f"{f'C={c}':>11}" for c in channels)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.blueprints.layers import FadedNorm, Residual
 from esper.blueprints.registry import register
-from esper.work import Work, linear, scaled_dot_product
+from esper.flops import Flops, attention_flops, linear_flops
 
 
 @register(
@@ -17,7 +17,7 @@ from esper.work import Work, linear, scaled_dot_product
     "norm",
     lambda d: 2 * d + 1,
     "layer normalisation, faded in by a learned scale",
-    lambda d, p: Work(),
+    lambda d, p: Flops(),
 )
 def norm(channels: int) -> nn.Module:
     return FadedNorm(nn.LayerNorm(channels))
@@ -28,7 +28,7 @@ def norm(channels: int) -> nn.Module:
     "lora",
     lambda d: 16 * d,
     "linear change of rank 8",
-    lambda d, p: linear(d, 8, p) + linear(8, d, p),
+    lambda d, p: linear_flops(d, 8, p) + linear_flops(8, d, p),
 )
 def lora(channels: int, rank: int = 8) -> nn.Module:
     return Residual(nn.Linear(channels, rank, bias=False), nn.Linear(rank, channels, bias=False))
@@ -39,7 +39,7 @@ def lora(channels: int, rank: int = 8) -> nn.Module:
     "lora_large",
     lambda d: 64 * d,
     "linear change of rank 32",
-    lambda d, p: linear(d, 32, p) + linear(32, d, p),
+    lambda d, p: linear_flops(d, 32, p) + linear_flops(32, d, p),
 )
 def lora_large(channels: int, rank: int = 32) -> nn.Module:
     return lora(channels, rank)
@@ -65,7 +65,7 @@ class CausalAttention(nn.Module):
     "attention",
     lambda d: 4 * d * d + 4 * d,
     "causal self-attention, 4 heads",
-    lambda d, p: linear(d, 3 * d, p) + scaled_dot_product(d, p) + linear(d, d, p),
+    lambda d, p: linear_flops(d, 3 * d, p) + attention_flops(d, p) + linear_flops(d, d, p),
 )
 def attention(channels: int, heads: int = 4) -> nn.Module:
     return Residual(CausalAttention(channels, heads), nn.Linear(channels, channels))
@@ -76,7 +76,7 @@ def attention(channels: int, heads: int = 4) -> nn.Module:
     "mlp_small",
     lambda d: 4 * d * d + 3 * d,
     "two layers, twice as wide inside",
-    lambda d, p: linear(d, 2 * d, p) + linear(2 * d, d, p),
+    lambda d, p: linear_flops(d, 2 * d, p) + linear_flops(2 * d, d, p),
 )
 def mlp_small(channels: int, expansion: int = 2) -> nn.Module:
     hidden = expansion * channels
@@ -88,7 +88,7 @@ def mlp_small(channels: int, expansion: int = 2) -> nn.Module:
     "mlp",
     lambda d: 8 * d * d + 5 * d,
     "two layers, four times as wide inside",
-    lambda d, p: linear(d, 4 * d, p) + linear(4 * d, d, p),
+    lambda d, p: linear_flops(d, 4 * d, p) + linear_flops(4 * d, d, p),
 )
 def mlp(channels: int, expansion: int = 4) -> nn.Module:
     return mlp_small(channels, expansion)
@@ -112,7 +112,7 @@ class Window(nn.Module):
     "window",
     lambda d: 5 * d * d + 2 * d,
     "two layers over the last four positions",
-    lambda d, p: linear(4 * d, d, p) + linear(d, d, p),
+    lambda d, p: linear_flops(4 * d, d, p) + linear_flops(d, d, p),
 )
 def window(channels: int, size: int = 4) -> nn.Module:
     hidden = nn.Linear(size * channels, channels)

@@ -1,37 +1,37 @@
 """Who decides about growth."""
 
-from esper.controllers.chance import Chance, calibrated_rates
-from esper.controllers.controller import Controller, choose, is_legal
-from esper.controllers.distribution import Factored, Logits
-from esper.controllers.fragrow import Fragrow
-from esper.controllers.heuristic import Heuristic
-from esper.controllers.learned import Choice, Learned, Permuted, Recollection
-from esper.controllers.network import Policy, State
-from esper.controllers.schedule import Entry, Schedule, random_entries
-from esper.controllers.simple import Nothing, Replay
+from esper.controllers.controller import Controller, is_legal, make_action
+from esper.controllers.distribution import FactoredDistribution, Logits
+from esper.controllers.fragrow import FragrowController
+from esper.controllers.heuristic import HeuristicController
+from esper.controllers.policy import LSTMState, Policy
+from esper.controllers.policy_controller import PermutedPolicyController, PolicyController, PolicyDecision, PolicyMemory
+from esper.controllers.random_controller import RandomController, calibrate_rates
+from esper.controllers.schedule import ScheduleController, ScheduleEntry, random_schedule
+from esper.controllers.simple import NoGrowth, ReplayController
 from esper.controllers.statistics import Moments, RunningStatistics
 
 __all__ = [
-    "Chance",
-    "Choice",
     "Controller",
-    "Entry",
-    "Factored",
-    "Fragrow",
-    "Heuristic",
-    "Learned",
+    "FactoredDistribution",
+    "FragrowController",
+    "HeuristicController",
+    "LSTMState",
     "Logits",
     "Moments",
-    "Nothing",
-    "Permuted",
+    "NoGrowth",
+    "PermutedPolicyController",
     "Policy",
-    "Recollection",
-    "Replay",
+    "PolicyController",
+    "PolicyDecision",
+    "PolicyMemory",
+    "RandomController",
+    "ReplayController",
     "RunningStatistics",
-    "Schedule",
-    "State",
-    "calibrated_rates",
-    "choose",
+    "ScheduleController",
+    "ScheduleEntry",
+    "calibrate_rates",
     "is_legal",
-    "random_entries",
+    "make_action",
+    "random_schedule",
 ]

@@ -6,8 +6,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from esper.environment import Observation
 from esper.lifecycle import ActionSpace, Masks, Op
+from esper.observation import Observation
 
 Memory = TypeVar("Memory")
 
@@ -17,24 +17,25 @@ class Controller(Protocol[Memory]):
 
     flops: int  # of a decision in one environment; rules are taken for free
 
-    def begin(self, seeds: Sequence[int]) -> Memory:
+    def begin(self, episode_seeds: Sequence[int]) -> Memory:
         """The memory with which episodes of these seeds start; all chance of an episode follows from its own seed."""
 
     def act(self, observation: Observation, memory: Memory) -> tuple[Tensor, Memory]:
         """An action [envs, heads], and the memory for the next."""
 
 
-def choose(space: ActionSpace, op: Op, **options: str) -> Tensor:
+def make_action(space: ActionSpace, op: Op, **options: str) -> Tensor:
     """One environment's action [heads] from names; heads that are not named take their usual option."""
     names = {"op": op.name, **options}
     chosen = [
-        head.options.index(names[head.name]) if head.name in names else space.usual(head.name) for head in space.heads
+        head.options.index(names[head.name]) if head.name in names else space.default_option(head.name)
+        for head in space.heads
     ]
     return torch.tensor(chosen)
 
 
-def wait(space: ActionSpace) -> Tensor:
-    return choose(space, Op.WAIT)
+def wait_action(space: ActionSpace) -> Tensor:
+    return make_action(space, Op.WAIT)
 
 
 def is_legal(space: ActionSpace, masks: Masks, env: int, op: Op, slot: str) -> bool:
@@ -44,7 +45,7 @@ def is_legal(space: ActionSpace, masks: Masks, env: int, op: Op, slot: str) -> b
     return bool(masks.slot[env, space.ops.index(op), space.slots.index(slot)])
 
 
-def available(space: ActionSpace, names: Sequence[str]) -> str:
+def first_available(space: ActionSpace, names: Sequence[str]) -> str:
     """The first of some blueprints that this space has."""
     found = next((name for name in names if name in space.blueprints), None)
     if found is None:

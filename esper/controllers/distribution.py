@@ -44,7 +44,7 @@ def normalised_entropy(log_probs: Tensor, mask: Tensor) -> Tensor:
     return torch.where(legal >= 2, entropy / legal.clamp(min=2).log(), 0.0)
 
 
-class Factored:
+class FactoredDistribution:
     """A distribution over actions [B, heads].
 
     Arguments:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from esper.controllers.controller import choose, is_legal, wait
-from esper.environment import Observation
+from esper.controllers.controller import is_legal, make_action, wait_action
 from esper.lifecycle import ActionSpace, Blend, Op, Stage
+from esper.observation import Observation
 
 
 @dataclass(frozen=True)
-class Tracked:
+class HeuristicState:
     """What the rules remember of one environment."""
 
     plateau: int = 0  # steps in a row with little gain
@@ -23,7 +23,7 @@ class Tracked:
     penalties: dict[str, float] = field(default_factory=dict)  # of blueprints that were pruned
 
 
-class Heuristic:
+class HeuristicController:
     """One seed at a time, in the first free slot.
 
     Arguments:
@@ -54,32 +54,32 @@ class Heuristic:
         plateau_steps: int,
         earliest: float,
         latest: float,
-        rest: float,
-        steady: Sequence[float],
+        cooldown: float,
+        steady_range: Sequence[float],
         calm_steps: int,
-        hopeless: float,
+        max_drop: float,
         patience: float,
-        keep: float,
+        min_contribution: float,
         prune_penalty: float,
-        forget: float,
-        tolerance: float,
+        penalty_decay: float,
+        max_penalty: float,
     ) -> None:
         self._space = space
         self._blueprints = [name for name in blueprints if name in space.blueprints] or list(space.blueprints)
         self._plateau_gain, self._plateau_steps = plateau_gain, plateau_steps
-        self._earliest, self._latest, self._rest, self._patience = earliest, latest, rest, patience
-        self._steady, self._calm_steps = tuple(steady), calm_steps
-        self._hopeless, self._keep = hopeless, keep
-        self._prune_penalty, self._forget, self._tolerance = prune_penalty, forget, tolerance
+        self._earliest, self._latest, self._rest, self._patience = earliest, latest, cooldown, patience
+        self._steady, self._calm_steps = tuple(steady_range), calm_steps
+        self._hopeless, self._keep = max_drop, min_contribution
+        self._prune_penalty, self._forget, self._tolerance = prune_penalty, penalty_decay, max_penalty
 
-    def begin(self, seeds: Sequence[int]) -> list[Tracked]:
-        return [Tracked() for _ in seeds]
+    def begin(self, episode_seeds: Sequence[int]) -> list[HeuristicState]:
+        return [HeuristicState() for _ in episode_seeds]
 
-    def act(self, observation: Observation, memory: list[Tracked]) -> tuple[Tensor, list[Tracked]]:
+    def act(self, observation: Observation, memory: list[HeuristicState]) -> tuple[Tensor, list[HeuristicState]]:
         pairs = [self._one(observation, env, self._watch(observation, env, old)) for env, old in enumerate(memory)]
         return torch.stack([action for action, _ in pairs]), [tracked for _, tracked in pairs]
 
-    def _watch(self, observation: Observation, env: int, old: Tracked) -> Tracked:
+    def _watch(self, observation: Observation, env: int, old: HeuristicState) -> HeuristicState:
         """What the last step showed."""
         view = observation.view
         penalties = {name: owed * self._forget for name, owed in old.penalties.items() if owed * self._forget > 0.1}
@@ -92,7 +92,7 @@ class Heuristic:
         plateau = old.plateau + 1 if gain < self._plateau_gain else 0
         return replace(tracked, plateau=plateau, calm=calm, stable=old.stable or calm >= self._calm_steps)
 
-    def _one(self, observation: Observation, env: int, tracked: Tracked) -> tuple[Tensor, Tracked]:
+    def _one(self, observation: Observation, env: int, tracked: HeuristicState) -> tuple[Tensor, HeuristicState]:
         view, space = observation.view, self._space
         live = view.slots.live[env].tolist()
         for column, slot in enumerate(space.slots):
@@ -101,19 +101,19 @@ class Heuristic:
                 if op is not Op.WAIT and is_legal(space, observation.masks, env, op, slot):
                     if op is Op.PRUNE:
                         tracked = self._charged(tracked, space.blueprints[int(view.slots.blueprint[env, column])])
-                    return choose(space, op, slot=slot), tracked
+                    return make_action(space, op, slot=slot), tracked
         ready = tracked.stable and tracked.plateau >= self._plateau_steps and not any(live)
         ready &= self._earliest <= view.step / view.steps <= self._latest
         ready &= tracked.since_prune >= self._rest * view.steps
         free = [slot for slot in space.slots if is_legal(space, observation.masks, env, Op.GERMINATE, slot)]
         if not ready or not free:
-            return wait(space), tracked
+            return wait_action(space), tracked
         order = [self._blueprints[(tracked.turn + i) % len(self._blueprints)] for i in range(len(self._blueprints))]
         blueprint = next((name for name in order if tracked.penalties.get(name, 0) < self._tolerance), None)
         if blueprint is None:
-            return wait(space), tracked
+            return wait_action(space), tracked
         turn = self._blueprints.index(blueprint) + 1
-        action = choose(space, Op.GERMINATE, slot=free[0], blueprint=blueprint, blend=Blend.ADD.name)
+        action = make_action(space, Op.GERMINATE, slot=free[0], blueprint=blueprint, blend=Blend.ADD.name)
         return action, replace(tracked, turn=turn, plateau=0)
 
     def _verdict(self, observation: Observation, env: int, column: int) -> Op:
@@ -128,11 +128,11 @@ class Heuristic:
             if contribution > self._keep and progress >= 0:
                 return Op.FOSSILIZE
             return Op.PRUNE
-        old = slots.epochs_in_stage[env, column].item() >= self._patience * view.steps
+        old = slots.steps_in_stage[env, column].item() >= self._patience * view.steps
         if stage in (Stage.TRAINING, Stage.BLENDING) and old and progress < -self._hopeless:
             return Op.PRUNE
         return Op.ADVANCE
 
-    def _charged(self, tracked: Tracked, blueprint: str) -> Tracked:
+    def _charged(self, tracked: HeuristicState, blueprint: str) -> HeuristicState:
         owed = tracked.penalties.get(blueprint, 0) + self._prune_penalty
         return replace(tracked, since_prune=0, penalties={**tracked.penalties, blueprint: owed})

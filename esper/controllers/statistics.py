@@ -76,11 +76,11 @@ class RunningStatistics(nn.Module):
         self.mean.add_(share * shift)
         self.count.add_(torch.where(sound, moments.count, 0.0))
 
-    def normalised(self, samples: Tensor, *, least: float, most: float) -> Tensor:
+    def normalised(self, samples: Tensor, *, min_std: float, clip: float) -> Tensor:
         """Samples in standard deviations from the mean; a deviation counts at least `least`, the result at most `most`.
 
         Before anything was folded in, samples stay as they are.
         """
-        deviation = self.variance.sqrt().clamp(min=least)
-        scaled = ((samples - self.mean) / deviation).to(samples.dtype).clamp(-most, most)
+        deviation = self.variance.sqrt().clamp(min=min_std)
+        scaled = ((samples - self.mean) / deviation).to(samples.dtype).clamp(-clip, clip)
         return torch.where(self.count > 0, scaled, samples)

@@ -41,4 +41,12 @@ class Data(Protocol):
     def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
 
 
-__all__ = ["Data", "DataError", "ImageData", "ImageOptions", "Labelled", "Stream", "TextData"]
+__all__ = [
+    "Data",
+    "DataError",
+    "ImageData",
+    "ImageOptions",
+    "Labelled",
+    "Stream",
+    "TextData",
+]

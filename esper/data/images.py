@@ -83,7 +83,7 @@ class ImageData:
         self._flip = flip
         self._mean = torch.tensor(mean, device=device) * 255
         self._std = torch.tensor(std, device=device) * 255
-        sizes = {"seed": split_seed, "classes": self.classes}
+        sizes = {"rng_seed": split_seed, "classes": self.classes}
         held_out, rest = stratified(known.labels, validation, train, keys=("data.validation", "data.train"), **sizes)
         tested, _ = stratified(unseen.labels, test, None, keys=("data.test", "data.test"), **sizes)
         self.splits = {

@@ -4,18 +4,18 @@ import torch
 from torch import Tensor
 
 from esper.data.store import DataError
-from esper.seeding import generator
+from esper.rng import make_generator
 
 
 def stratified(
-    labels: Tensor, first: int, second: int | None, *, classes: int, seed: int, keys: tuple[str, str]
+    labels: Tensor, first: int, second: int | None, *, classes: int, rng_seed: int, keys: tuple[str, str]
 ) -> tuple[Tensor, Tensor]:
     """Two disjoint, class-balanced sets of indices into `labels` [n]; a `second` of None takes all that is left.
 
     Both come from one shuffled order of each class, the first from its front and the second from its end, so that the
     size of one set does not change what is in the other. `keys` name the two sizes in messages.
     """
-    order = torch.randperm(len(labels), generator=generator("split", seed))
+    order = torch.randperm(len(labels), generator=make_generator("split", rng_seed))
     by_class = [order[labels[order] == index] for index in range(classes)]
     smallest = min(len(members) for members in by_class)
     front = _shares(first, classes)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esper.data.images import SIDE, ImageData, ImageOptions, Labelled
 from esper.data.text import TextData, TextOptions
-from esper.seeding import derive, generator
+from esper.rng import derive_seed, make_generator
 
 KNOWN, UNSEEN = (
     12_000,
@@ -86,7 +86,7 @@ def images(**options: Unpack[ImageOptions]) -> ImageData:
 
 @cache
 def _drawn(purpose: str, count: int) -> Labelled:
-    draws = generator(f"synthetic images, {purpose}", 0)
+    draws = make_generator(f"synthetic images, {purpose}", 0)
     each = math.ceil(count / len(TEXTURES))
     canvas = _Canvas(each, draws)
     parts = []
@@ -106,7 +106,7 @@ def stories(**options: Unpack[TextOptions]) -> TextData:
 
 
 def _told(purpose: str, count: int) -> list[str]:
-    choice = random.Random(derive(f"synthetic stories, {purpose}", 0))
+    choice = random.Random(derive_seed(f"synthetic stories, {purpose}", 0))
     return [_story(choice) for _ in range(count)]
 
 

@@ -136,9 +136,9 @@ class TextStream:
         return self._data.blocks("train", self._shuffle.take())
 
 
-def _held_out(story: str, seed: int) -> bool:
+def _held_out(story: str, split_seed: int) -> bool:
     """Whether a story is for validation. It is decided by its own text, so it does not depend on what else is read."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{story}".encode(), digest_size=8).digest()) % HELD_OUT == 0
+    return int.from_bytes(hashlib.blake2b(f"{split_seed}/{story}".encode(), digest_size=8).digest()) % HELD_OUT == 0
 
 
 def _first(stories: Sequence[str], most: int | None, key: str) -> list[str]:

@@ -1,29 +1,22 @@
 """N host runs stepped together."""
 
 from esper.environment.environment import Environment
-from esper.environment.governor import Governor, Reason
+from esper.environment.governor import Governor, RollbackReason
 from esper.environment.host_run import gradient_health
-from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Inputs, Observation, View
 from esper.environment.oracle import Oracle
-from esper.environment.record import Measured, StepRecord, rated
-from esper.environment.start import Start
-from esper.environment.step import Rewarded, Step
+from esper.environment.record import StepRecord, net_score
+from esper.environment.start import EpisodeStart
+from esper.environment.step import GrowthStep, RewardResult
 
 __all__ = [
-    "BASE_WIDTH",
-    "SLOT_WIDTH",
     "Environment",
+    "EpisodeStart",
     "Governor",
-    "Inputs",
-    "Measured",
-    "Observation",
+    "GrowthStep",
     "Oracle",
-    "Reason",
-    "Rewarded",
-    "Start",
-    "Step",
+    "RewardResult",
+    "RollbackReason",
     "StepRecord",
-    "View",
     "gradient_health",
-    "rated",
+    "net_score",
 ]

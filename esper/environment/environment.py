@@ -10,24 +10,23 @@ import torch
 from torch import Tensor
 
 from esper.data import Data
-from esper.environment.governor import Governor, Reason
-from esper.environment.host_run import PRECISIONS, HostRun, Plan, RunOptions
-from esper.environment.keeper import Keeper
-from esper.environment.ledger import Ledger, batches_for
-from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, View, first_view, next_view, observe
-from esper.environment.record import Measured, StepRecord, rated
-from esper.environment.start import Start, planted
-from esper.environment.step import Rewarded, Step
-from esper.environment.stock import Stock
-from esper.growth import GrowingHost, GrowthOptimizer, Mode, Setting, fossil_settings, seed_settings
+from esper.environment.accounting import CostAccounting, batches_for
+from esper.environment.governor import Governor, RollbackReason
+from esper.environment.host_pool import HostPool
+from esper.environment.host_run import PRECISIONS, HostRun, HostRunOptions, StepPlan
+from esper.environment.record import StepRecord, net_score
+from esper.environment.snapshots import SnapshotStore
+from esper.environment.start import EpisodeStart, initial_slots
+from esper.environment.step import GrowthStep, RewardResult
+from esper.growth import GrowingHost, GrowthOptimizer, Mode, SeedSetting, fossil_settings, seed_settings
 from esper.hosts import Host
 from esper.lifecycle import (
     ActionSpace,
     Blend,
     Events,
     Layout,
-    Measurements,
     Rules,
+    SeedMeasurements,
     Slots,
     Stage,
     apply,
@@ -35,6 +34,8 @@ from esper.lifecycle import (
     legal,
     tick,
 )
+from esper.observation import HostMeasurements, Observation, View, first_view, next_view, observe
+from esper.observation.features import BASE_WIDTH, SLOT_WIDTH
 
 
 class Environment:
@@ -69,7 +70,7 @@ class Environment:
         rules: Rules,
         optimizer: Callable[..., GrowthOptimizer],
         governor: Callable[..., Governor],
-        reward: Callable[[StepRecord], Rewarded],
+        reward: Callable[[StepRecord], RewardResult],
         envs: int,
         steps: int,
         batch: int,
@@ -100,47 +101,47 @@ class Environment:
         _one_of("precision", precision, tuple(PRECISIONS))
         self.space, self.rules, self.data, self.envs, self.steps = space, rules, data, envs, steps
         self.name = data.name
-        self.layout = Layout.of(space, BASE_WIDTH, SLOT_WIDTH)
+        self.layout = Layout.from_space(space, BASE_WIDTH, SLOT_WIDTH)
         self._optimizer, self._make_governor, self._reward = optimizer, governor, reward
         self._every, self._time_limit = attribution_every, time_limit
-        self._options = RunOptions(
+        self._options = HostRunOptions(
             batch, batches, validation_batch, attribution_share, gradient_stride, str(precision), coadapt
         )
         example, _ = next(data.batches("validation", 1))
-        self.stock = Stock(hosts, example, space.slots)
+        self.host_pool = HostPool(hosts, example, space.slots)
         self._threads = min(envs, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
         self._runs: list[HostRun] = []
 
     @torch.inference_mode(False)  # hosts train here, whatever the caller is doing
-    def reset(self, seeds: Sequence[int], starts: Sequence[Start] | None = None) -> Observation:
+    def reset(self, episode_seeds: Sequence[int], starts: Sequence[EpisodeStart] | None = None) -> Observation:
         """Begin an episode for each seed, up to `envs` of them; `starts` say how, None is the usual way."""
-        if not 1 <= len(seeds) <= self.envs:
-            raise ValueError(f"seeds: {len(seeds)} were given for environment.envs={self.envs}.")
-        self._starts = list(starts or [Start()] * len(seeds))
+        if not 1 <= len(episode_seeds) <= self.envs:
+            raise ValueError(f"episode_seeds: {len(episode_seeds)} were given for environment.envs={self.envs}.")
+        self._starts = list(starts or [EpisodeStart()] * len(episode_seeds))
         self._runs = [
             HostRun(
-                seed, build=partial(self.stock.build, seed), optimizer=self._optimizer, data=self.data,
+                episode_seed, build=partial(self.host_pool.build, episode_seed), optimizer=self._optimizer, data=self.data,
                 options=self._options,
             )
-            for seed in seeds
+            for episode_seed in episode_seeds
         ]  # fmt: skip
-        self._slots = planted(self._starts, self.space)
+        self._slots = initial_slots(self._starts, self.space)
         self._put(self._slots.stage == Stage.FOSSILIZED, self._slots)
         for run in (run for run, start in zip(self._runs, self._starts, strict=True) if start.frozen):
             run.model.seeds.requires_grad_(False)
-        everywhere = torch.ones(len(seeds), dtype=torch.bool)
-        self._governor = self._make_governor(envs=len(seeds), chance=math.log(self.data.options))
-        self._keeper = Keeper(self._runs, self.space.slots)
-        costs = [self.stock.costs(seed) for seed in seeds]
-        self._ledger = Ledger(self._runs, costs, self.data, self.space.slots, self._options)
+        everywhere = torch.ones(len(episode_seeds), dtype=torch.bool)
+        self._governor = self._make_governor(envs=len(episode_seeds), chance=math.log(self.data.options))
+        self._snapshots = SnapshotStore(self._runs, self.space.slots)
+        costs = [self.host_pool.costs(episode_seed) for episode_seed in episode_seeds]
+        self._accounting = CostAccounting(self._runs, costs, self.data, self.space.slots, self._options)
         now = self._remeasured(everywhere, self._slots, False)
         self._initial_score = now.score
-        self._view = first_view(self.steps, self._slots, now, self._ledger.host_parameters)
+        self._view = first_view(self.steps, self._slots, now, self._accounting.host_parameters)
         return self._observe()
 
     @torch.inference_mode(False)
-    def step(self, action: Tensor) -> Step:
+    def step(self, action: Tensor) -> GrowthStep:
         """One decision in each environment: int64 [envs, heads], on any device."""
         if not self._runs or self._view.step >= self.steps:
             raise RuntimeError("the episode is over or was never begun; call reset first.")
@@ -150,23 +151,23 @@ class Environment:
         decision = self.space.decode(chosen)
         during, applied = apply(before, chosen, self.space, self.rules)
         self._graft(during, applied, earlier.score)
-        self._keeper.save_fossils(applied.into(Stage.FOSSILIZED), self._governor.sound(), during)
-        seed_parameters = self._ledger.seed_parameters()
+        self._snapshots.save_fossils(applied.into(Stage.FOSSILIZED), self._governor.healthy(), during)
+        seed_parameters = self._accounting.seed_parameters()
 
         plans = [self._plan(env, during, step, last) for env in range(len(self._runs))]
         progress = (step / self.steps, (step + 1) / self.steps)
-        found = self._each(lambda env: self._runs[env].epoch(plans[env], progress))
-        now = self._ledger.measured(self._transfer(found), during, last)
+        found = self._each(lambda env: self._runs[env].train_and_measure(plans[env], progress))
+        now = self._accounting.measured(self._transfer(found), during, last)
         reason = self._judge(now.loss, last)
         governed, evicted = during, torch.zeros_like(applied.entered)
         if reason.any():
             governed, now, evicted = self._roll_back(during, now, reason > 0, last)
 
-        measurements = Measurements(contribution=now.contribution, health=now.seed_health)
+        measurements = SeedMeasurements(contribution=now.contribution, health=now.seed_health)
         after, ticked = tick(governed, measurements, self.space, self.rules)
         self._remove(ticked)
         if (step + 1) % self._governor.snapshot_every == 0:
-            self._keeper.save((reason == 0) & self._governor.sound(), after)
+            self._snapshots.save((reason == 0) & self._governor.healthy(), after)
         ended = torch.full((len(self._runs),), last)
         record = StepRecord(
             step=step,
@@ -179,7 +180,7 @@ class Environment:
             earlier=earlier,
             now=now,
             initial_score=self._initial_score,
-            host_parameters=self._ledger.host_parameters,
+            host_parameters=self._accounting.host_parameters,
             seed_parameters=seed_parameters,
             rollback=reason,
             terminated=ended if self._time_limit == "terminate" else torch.zeros_like(ended),
@@ -187,40 +188,40 @@ class Environment:
         )
         rewarded = self._reward(record)
         self._slots = after
-        there = self._ledger.seed_parameters()
+        there = self._accounting.seed_parameters()
         self._view = next_view(self._view, after, now, there, decision.op, decision.slot, reason > 0)
-        return Step(self._observe(), rewarded.total, rewarded, record.terminated, record.truncated, record)
+        return GrowthStep(self._observe(), rewarded.total, rewarded, record.terminated, record.truncated, record)
 
     @torch.inference_mode(False)
     def test(self) -> dict[str, Tensor]:
         """Loss, accuracy and score [envs] of what was committed, on the test split; for evaluation, at the very end."""
-        found = self._transfer(self._each(lambda env: self._runs[env].evaluate(self.committed(env), "test")))
+        found = self._transfer(self._each(lambda env: self._runs[env].evaluate(self.committed_settings(env), "test")))
         return {
             "loss": found[:, 0],
             "accuracy": found[:, 1],
             "score": self.data.score("test", found[:, 0], found[:, 1]),
         }
 
-    def spent(self) -> dict[str, Tensor]:
+    def flops_spent(self) -> dict[str, Tensor]:
         """FLOPs of the episodes so far by what they went into: float64 [envs] each, in total the measured `flops`."""
-        return {part: flops.clone() for part, flops in self._ledger.spent.items()}
+        return {part: flops.clone() for part, flops in self._accounting.spent.items()}
 
-    def batches_for(self, flops: float, fossils: Mapping[str, tuple[str, str]], seed: int) -> int:
+    def batches_for(self, flops: float, fossils: Mapping[str, tuple[str, str]], episode_seed: int) -> int:
         """`Start.batches` with which a seed's episode with such fossils from the start, and no more, costs `flops`."""
-        planted([Start(fossils=fossils)], self.space)  # refuses what does not exist
+        initial_slots([EpisodeStart(fossils=fossils)], self.space)  # refuses what does not exist
         validated = self.data.size("validation")
         sizes = {"steps": self.steps, "batch": self._options.batch, "validated": validated}
-        return batches_for(flops, fossils, self.stock.costs(seed), **sizes)
+        return batches_for(flops, fossils, self.host_pool.costs(episode_seed), **sizes)
 
-    def seed(self, purpose: str, seed: int, index: int) -> int:
+    def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
         """Of the episode of that number; of several hosts, each comes as often."""
-        return self.stock.seed(purpose, seed, index)
+        return self.host_pool.episode_seed(purpose, run_seed, index)
 
     def outcome(self) -> dict[str, Tensor]:
         """What the episodes have come to so far, by what was validated: figures [envs]."""
         now, growth = self._view.now, self._view.now.parameters / self._view.host_parameters
         return {
-            "score": rated(now.score, growth),
+            "score": net_score(now.score, growth),
             "validation_score": now.score,
             "loss": now.loss,
             "growth": growth,
@@ -234,7 +235,7 @@ class Environment:
         samples = len(self._runs) * self._view.step * self._options.batches * self._options.batch
         return {**phases, "samples": float(samples)}
 
-    def committed(self, env: int) -> dict[str, Setting]:
+    def committed_settings(self, env: int) -> dict[str, SeedSetting]:
         """How the seeds that are fossils take part; no others do."""
         return fossil_settings(self._slots, env, self.space.slots)
 
@@ -253,11 +254,11 @@ class Environment:
     def model(self, env: int) -> GrowingHost:
         return self._runs[env].model
 
-    def _each(self, work: Callable[[int], Tensor]) -> list[Tensor]:
+    def _each(self, function: Callable[[int], Tensor]) -> list[Tensor]:
         """Do something in every environment, in threads; the results in order."""
         if self._pool is None:
-            return [work(env) for env in range(len(self._runs))]
-        return list(self._pool.map(work, range(len(self._runs))))
+            return [function(env) for env in range(len(self._runs))]
+        return list(self._pool.map(function, range(len(self._runs))))
 
     def _transfer(self, found: list[Tensor]) -> Tensor:
         """The one transfer from the device in a step."""
@@ -265,27 +266,27 @@ class Environment:
             torch.cuda.synchronize(self.data.device)  # each run has a stream of its own
         return torch.stack(found).cpu()
 
-    def _plan(self, env: int, during: Slots, step: int, last: bool) -> Plan:
+    def _plan(self, env: int, during: Slots, step: int, last: bool) -> StepPlan:
         settings = seed_settings(during, env, self.space.slots)
-        batches = self._starts[env].in_step(step, self.steps, self._options.batches)
+        batches = self._starts[env].batches_in_step(step, self.steps, self._options.batches)
         if last:
-            plan = Plan(settings, fossil_settings(during, env, self.space.slots), (), batches)
+            plan = StepPlan(settings, fossil_settings(during, env, self.space.slots), (), batches)
         else:
-            plan = Plan(settings, settings, self._attributed(settings, during, env, step), batches)
-        self._ledger.epoch(env, plan)
+            plan = StepPlan(settings, settings, self._attributed(settings, during, env, step), batches)
+        self._accounting.charge_step(env, plan)
         return plan
 
-    def _attributed(self, settings: dict[str, Setting], during: Slots, env: int, step: int) -> tuple[str, ...]:
+    def _attributed(self, settings: dict[str, SeedSetting], during: Slots, env: int, step: int) -> tuple[str, ...]:
         """Live seeds whose contribution is measured in this step."""
         if not self._every or step % self._every:
             return ()
         live = dict(zip(self.space.slots, during.live[env].tolist(), strict=True))
-        return tuple(name for name, s in settings.items() if live[name] and s.mode is not Mode.BEHIND and s.alpha > 0)
+        return tuple(name for name, s in settings.items() if live[name] and s.mode is not Mode.ISOLATED and s.alpha > 0)
 
     def _graft(self, during: Slots, applied: Events, score: Tensor) -> None:
         self._remove(applied)
         new = applied.into(Stage.GERMINATED)
-        self._ledger.germinated(new, score)
+        self._accounting.note_germination(new, score)
         self._put(new, during)
 
     def _put(self, new: Tensor, slots: Slots) -> None:
@@ -296,15 +297,17 @@ class Environment:
 
     def _remove(self, events: Events) -> None:
         gone = events.into(Stage.PRUNED)
-        self._ledger.removed(gone)
+        self._accounting.note_removal(gone)
         for env, column in gone.nonzero().tolist():
             self._runs[env].remove(self.space.slots[column])
 
-    def _roll_back(self, during: Slots, now: Measured, envs: Tensor, last: bool) -> tuple[Slots, Measured, Tensor]:
+    def _roll_back(
+        self, during: Slots, now: HostMeasurements, envs: Tensor, last: bool
+    ) -> tuple[Slots, HostMeasurements, Tensor]:
         """Bring hosts back to their last good state without their live seeds, and measure them again."""
         slots, events = evict(during, envs, self.rules)
-        self._ledger.removed(events.into(Stage.PRUNED))
-        self._keeper.restore(envs)
+        self._accounting.note_removal(events.into(Stage.PRUNED))
+        self._snapshots.restore(envs)
         now = now.where(envs, self._remeasured(envs, slots, last))
         self._governor.restored(envs, now.loss)
         return slots, now, events.entered
@@ -312,20 +315,20 @@ class Environment:
     def _judge(self, loss: Tensor, last: bool) -> Tensor:
         """Why to roll each host back. At the very end live seeds are switched off, so that no past loss compares."""
         if last:
-            return torch.where(loss.isfinite(), 0, int(Reason.NON_FINITE))
+            return torch.where(loss.isfinite(), 0, int(RollbackReason.NON_FINITE))
         return self._governor.judge(loss)
 
-    def _remeasured(self, envs: Tensor, slots: Slots, last: bool) -> Measured:
+    def _remeasured(self, envs: Tensor, slots: Slots, last: bool) -> HostMeasurements:
         """Measure some hosts with their fossils, without training; the figures of the others are NaN."""
         committed = {env: fossil_settings(slots, env, self.space.slots) for env in envs.nonzero().flatten().tolist()}
         for env, settings in committed.items():
-            self._ledger.validation(env, settings)
+            self._accounting.charge_validation(env, settings)
 
         def measure(env: int) -> Tensor:
             run = self._runs[env]
             return run.measure(committed[env]) if env in committed else run.unmeasured()
 
-        return self._ledger.measured(self._transfer(self._each(measure)), slots, last)
+        return self._accounting.measured(self._transfer(self._each(measure)), slots, last)
 
     def _observe(self) -> Observation:
         return observe(self._view, legal(self._slots, self.space, self.rules))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Reason(IntEnum):
+class RollbackReason(IntEnum):
     """Why a host was rolled back."""
 
     NONE = 0
@@ -37,22 +37,27 @@ class Governor:
         envs: int,
         chance: float,
         history: int,
-        least: int,
-        learned: float,
-        band: float,
-        factor: float,
-        sigmas: float,
-        ceiling: float,
+        min_history: int,
+        learned_below: float,
+        chance_band: float,
+        mean_factor: float,
+        std_factor: float,
+        chance_factor: float,
         patience: int,
         snapshot_every: int,
     ) -> None:
-        counts = {"history": history, "least": least, "patience": patience, "snapshot_every": snapshot_every}
+        counts = {
+            "history": history,
+            "min_history": min_history,
+            "patience": patience,
+            "snapshot_every": snapshot_every,
+        }
         for key, value in counts.items():
             if value < 1:
                 raise ValueError(f"governor.{key}={value}: must be at least 1.")
         self.snapshot_every = snapshot_every
-        self._chance, self._least, self._learned, self._band = chance, least, learned, band
-        self._factor, self._sigmas, self._ceiling, self._patience = factor, sigmas, ceiling, patience
+        self._chance, self._least, self._learned, self._band = chance, min_history, learned_below, chance_band
+        self._factor, self._sigmas, self._ceiling, self._patience = mean_factor, std_factor, chance_factor, patience
         self._losses = torch.full((envs, history), torch.nan)
         self._strikes = torch.zeros(envs, dtype=torch.int64)
 
@@ -67,9 +72,9 @@ class Governor:
         wild &= (loss > mean + self._sigmas * spread) & (loss > self._factor * mean) & (known >= self._least)
         self._strikes = torch.where(wild, self._strikes + 1, torch.zeros_like(self._strikes))
         reason = torch.zeros_like(self._strikes)
-        reason[self._strikes >= self._patience] = Reason.DIVERGING
-        reason[collapsed] = Reason.COLLAPSED
-        reason[~finite] = Reason.NON_FINITE
+        reason[self._strikes >= self._patience] = RollbackReason.DIVERGING
+        reason[collapsed] = RollbackReason.COLLAPSED
+        reason[~finite] = RollbackReason.NON_FINITE
         self._strikes[reason > 0] = 0
         sane = (reason == 0) & ~wild
         rolled = torch.cat([self._losses[:, 1:], loss[:, None]], 1)
@@ -81,6 +86,6 @@ class Governor:
         self._losses[envs] = torch.nan
         self._losses[envs, -1] = loss[envs]
 
-    def sound(self) -> Tensor:
+    def healthy(self) -> Tensor:
         """Which environments show no sign of trouble, and may be saved: bool [envs]."""
         return self._strikes == 0

@@ -11,19 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.data import Data
-from esper.growth import HOST, GrowingHost, GrowthOptimizer, Settings, Snapshot, restore, snapshot
+from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, SeedSettings, Snapshot, restore, snapshot
 from esper.hosts import Host
 from esper.lifecycle import Blend
-from esper.seeding import derive, generator, seeded
+from esper.rng import derive_seed, make_generator, seeded_init
 
 BASE = ("train_loss", "train_accuracy", "loss", "accuracy", "gradient_norm", "health")  # measured once for a host
-SLOT = ("contribution", "gradient_norm", "health", "promise")  # measured for each slot; NaN where there is nothing
+SLOT = (
+    "contribution",
+    "gradient_norm",
+    "health",
+    "isolated_gain",
+)  # measured for each slot; NaN where there is nothing
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 VANISHING, EXPLODING = 1e-7, 10.0  # gradient norms of a weight, in multiples of the clip norm
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class HostRunOptions:
     """How a step trains and measures."""
 
     batch: int  # samples in a training batch
@@ -40,11 +45,11 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """What a run does in a step."""
 
-    settings: Settings  # of its seeds while it trains
-    final: Settings  # of its seeds when it is measured
+    settings: SeedSettings  # of its seeds while it trains
+    final: SeedSettings  # of its seeds when it is measured
     off: tuple[str, ...]  # seeds whose contribution is wanted
     batches: int  # to train on
 
@@ -53,27 +58,27 @@ class HostRun:
     """A growing host with its optimizer and its stream of data.
 
     Building, grafting, removing and restoring draw from torch's global generator inside `seeded`, so they belong in
-    the main thread; `epoch` and `measure` may run in any thread, and read no value from the device.
+    the main thread; `train_and_measure` and `measure` may run in any thread, and read no value from the device.
     """
 
     def __init__(
         self,
-        seed: int | None,
+        episode_seed: int | None,
         *,
         build: Callable[[], Host],
         optimizer: Callable[[GrowingHost], GrowthOptimizer],
         data: Data,
-        options: RunOptions,
+        options: HostRunOptions,
     ) -> None:
         """`seed` None leaves all randomness to torch's global generator."""
-        self._seed, self._data, self._options = seed or 0, data, options
-        with seeded(derive("weights", self._seed)):
+        self._episode_seed, self._data, self._options = episode_seed or 0, data, options
+        with seeded_init(derive_seed("weights", self._episode_seed)):
             host = build()
-        if seed is not None:
-            host.use_generator(generator("dropout", seed, device=data.device))
+        if episode_seed is not None:
+            host.use_generator(make_generator("dropout", episode_seed, device=data.device))
         self.model = GrowingHost(host.to(data.device), coadapt=options.coadapt).train()
         self.optimizer = optimizer(self.model)
-        own = None if seed is None else generator("data", seed, device=data.device)
+        own = None if episode_seed is None else make_generator("data", episode_seed, device=data.device)
         self._stream = data.stream(options.batch, own)
         self._slots = tuple(slot.name for slot in host.slots)
         self._grafts = 0
@@ -84,7 +89,7 @@ class HostRun:
 
     def graft(self, slot: str, blueprint: str, blend: Blend) -> None:
         self._grafts += 1
-        self.model.graft(slot, blueprint, blend, seed=derive("seed weights", self._seed, self._grafts))
+        self.model.graft(slot, blueprint, blend, rng_seed=derive_seed("seed weights", self._episode_seed, self._grafts))
         self.optimizer.add(slot)
 
     def remove(self, slot: str) -> None:
@@ -103,7 +108,7 @@ class HostRun:
     def _new_scaler(self) -> torch.amp.GradScaler | None:
         return torch.amp.GradScaler(self._data.device.type) if self._options.precision == "fp16" else None
 
-    def epoch(self, plan: Plan, progress: tuple[float, float]) -> Tensor:
+    def train_and_measure(self, plan: StepPlan, progress: tuple[float, float]) -> Tensor:
         """Train for one step, then measure: float32 [len(BASE) + slots * len(SLOT)] on the device.
 
         `progress` is that of the episode, before and after.
@@ -115,15 +120,15 @@ class HostRun:
                 return self._pack({**trained, **self._measure(plan.final, plan.off)})
 
     def unmeasured(self) -> Tensor:
-        """What `epoch` gives where nothing was measured."""
+        """What `train_and_measure` gives where nothing was measured."""
         return self._pack({})
 
-    def measure(self, settings: Settings) -> Tensor:
-        """Measure without training, packed as by `epoch`."""
+    def measure(self, settings: SeedSettings) -> Tensor:
+        """Measure without training, packed as by `train_and_measure`."""
         with self._thread(), self._clock("measure"):
             return self._pack(self._measure(settings, ()))
 
-    def evaluate(self, settings: Settings, split: str) -> Tensor:
+    def evaluate(self, settings: SeedSettings, split: str) -> Tensor:
         """Mean loss and share of right answers on a split: float32 [2] on the device."""
         with self._thread():
             sums, _ = self._evaluate(settings, (), split)
@@ -154,7 +159,7 @@ class HostRun:
         dtype = PRECISIONS[self._options.precision]
         return nullcontext() if dtype is None else torch.autocast(self._data.device.type, dtype)
 
-    def _train(self, plan: Plan, before: float, after: float) -> dict[tuple[str, str], Tensor]:
+    def _train(self, plan: StepPlan, before: float, after: float) -> dict[tuple[str, str], Tensor]:
         options, model, device = self._options, self.model, self._data.device
         total: dict[tuple[str, str], Tensor] = {}
         health: dict[str, Tensor] = {}
@@ -176,19 +181,19 @@ class HostRun:
             (whole if self._scaler is None else self._scaler.scale(whole)).backward()  # type: ignore[no-untyped-call]
             progress = before + (after - before) * index / plan.batches
             norms = self.optimizer.step(progress, self._scaler, None if index % options.gradient_stride else look)
-            add(HOST, "train_loss", loss)
-            add(HOST, "train_accuracy", (outputs[0].argmax(-1) == y).float().mean())
+            add(HOST_GROUP, "train_loss", loss)
+            add(HOST_GROUP, "train_accuracy", (outputs[0].argmax(-1) == y).float().mean())
             for owner, norm in norms.items():
                 add(owner, "gradient_norm", norm)
             for slot, own in behind.items():
-                add(slot, "promise", loss - own)
+                add(slot, "isolated_gain", loss - own)
         means = {key: value / plan.batches for key, value in total.items()}
         return {**means, **{(owner, "health"): value for owner, value in health.items()}}
 
-    def _measure(self, settings: Settings, off: Collection[str]) -> dict[tuple[str, str], Tensor]:
+    def _measure(self, settings: SeedSettings, off: Collection[str]) -> dict[tuple[str, str], Tensor]:
         sums, without = self._evaluate(settings, off, "validation")
         loss, accuracy = sums[0] / sums[2], sums[1] / sums[2]
-        result = {(HOST, "loss"): loss, (HOST, "accuracy"): accuracy}
+        result = {(HOST_GROUP, "loss"): loss, (HOST_GROUP, "accuracy"): accuracy}
         score = self._data.score
         for slot, pair in without.items():  # both over the same part of the split
             on, less = (score("validation", part[0] / part[2], part[1] / part[2]) for part in pair)
@@ -196,7 +201,7 @@ class HostRun:
         return result
 
     def _evaluate(
-        self, settings: Settings, off: Collection[str], split: str
+        self, settings: SeedSettings, off: Collection[str], split: str
     ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
         """Sums of loss, right answers and answers: [3] with all seeds, and for each slot in `off` with and without it.
 
@@ -224,7 +229,7 @@ class HostRun:
 
     def _pack(self, measured: Mapping[tuple[str, str], Tensor]) -> Tensor:
         missing = torch.full((), torch.nan, device=self._data.device)
-        keys = [(HOST, name) for name in BASE] + [(slot, name) for slot in self._slots for name in SLOT]
+        keys = [(HOST_GROUP, name) for name in BASE] + [(slot, name) for slot in self._slots for name in SLOT]
         return torch.stack([measured.get(key, missing).float() for key in keys])
 
 

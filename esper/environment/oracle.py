@@ -5,19 +5,21 @@ learned; and a thousand episodes take seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from itertools import permutations, product
 
 import torch
 from torch import Tensor
 
-from esper.environment.observation import BASE_WIDTH, SLOT_WIDTH, Observation, View, first_view, next_view, observe
-from esper.environment.record import Measured, StepRecord, rated
-from esper.environment.step import Rewarded, Step
-from esper.lifecycle import ActionSpace, Layout, Measurements, Op, Rules, Slots, Stage, apply, legal, tick
-from esper.seeding import derive, generator
+from esper.environment.record import StepRecord, net_score
+from esper.environment.step import GrowthStep, RewardResult
+from esper.lifecycle import ActionSpace, Layout, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
+from esper.observation import HostMeasurements, Observation, View, first_view, next_view, observe
+from esper.observation.features import BASE_WIDTH, SLOT_WIDTH
+from esper.rng import derive_seed, make_generator
 
-HOST = 1_000.0  # parameters
-CHANCE, ALONE = 10.0, 30.0  # points at the start, and that the host alone comes to
+HOST_PARAMETERS = 1_000.0  # parameters
+CHANCE_SCORE, HOST_SCORE = 10.0, 30.0  # points at the start, and that the host alone comes to
 PACE = 5.0  # steps in which host and seeds come a good half of their way
 
 
@@ -43,7 +45,7 @@ class Oracle:
         *,
         space: ActionSpace,
         rules: Rules,
-        reward: Callable[[StepRecord], Rewarded],
+        reward: Callable[[StepRecord], RewardResult],
         envs: int,
         steps: int,
         gains: Mapping[str, Sequence[float]],
@@ -56,33 +58,36 @@ class Oracle:
         if wrong := [name for name in space.blueprints if len(gains[name]) != len(space.slots)]:
             raise ValueError(f"environment.gains.{wrong[0]}: must have an entry for each of {', '.join(space.slots)}.")
         self.space, self.rules, self.envs, self.steps = space, rules, envs, steps
-        self.layout = Layout.of(space, BASE_WIDTH, SLOT_WIDTH)
+        self.layout = Layout.from_space(space, BASE_WIDTH, SLOT_WIDTH)
         self._reward, self._noise = reward, noise
         self._gains = torch.tensor([list(gains[name]) for name in space.blueprints])  # [blueprints, slots]
-        self._sizes = torch.tensor([float(sizes[name]) for name in space.blueprints]) * HOST
+        self._sizes = torch.tensor([float(sizes[name]) for name in space.blueprints]) * HOST_PARAMETERS
 
-    def seed(self, purpose: str, seed: int, index: int) -> int:
-        return derive(purpose, seed, index)
+    def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
+        return derive_seed(purpose, run_seed, index)
 
-    def reset(self, seeds: Sequence[int]) -> Observation:
+    def reset(self, episode_seeds: Sequence[int]) -> Observation:
         """Begin an episode for each seed."""
-        draws = [torch.randn(self.steps + 1, generator=generator("oracle", seed)) for seed in seeds]
+        draws = [
+            torch.randn(self.steps + 1, generator=make_generator("oracle", episode_seed))
+            for episode_seed in episode_seeds
+        ]
         self._drawn = self._noise * torch.stack(draws)
-        self._slots = Slots.empty(len(seeds), len(self.space.slots))
-        self._host = torch.full((len(seeds),), HOST)
+        self._slots = Slots.empty(len(episode_seeds), len(self.space.slots))
+        self._host = torch.full((len(episode_seeds),), HOST_PARAMETERS)
         now = self._measured(self._slots, 0, False)
         self._initial = now.score
         self._view = first_view(self.steps, self._slots, now, self._host)
         return observe(self._view, legal(self._slots, self.space, self.rules))
 
-    def step(self, action: Tensor) -> Step:
+    def step(self, action: Tensor) -> GrowthStep:
         """One decision in each environment: int64 [envs, heads]."""
         before, earlier, step = self._slots, self._view.now, self._view.step
         last = step + 1 == self.steps
         decision = self.space.decode(action.cpu())
         during, applied = apply(before, action.cpu(), self.space, self.rules)
         now = self._measured(during, step + 1, last)
-        after, ticked = tick(during, Measurements(now.contribution, now.seed_health), self.space, self.rules)
+        after, ticked = tick(during, SeedMeasurements(now.contribution, now.seed_health), self.space, self.rules)
         nothing = torch.zeros_like(decision.op)
         record = StepRecord(
             step=step,
@@ -106,13 +111,18 @@ class Oracle:
         there = self._parameters(after)
         self._view = next_view(self._view, after, now, there, decision.op, decision.slot, nothing.bool())
         observation = observe(self._view, legal(after, self.space, self.rules))
-        return Step(observation, rewarded.total, rewarded, record.terminated, record.truncated, record)
+        return GrowthStep(observation, rewarded.total, rewarded, record.terminated, record.truncated, record)
 
     def outcome(self) -> dict[str, Tensor]:
         """What the episodes have come to so far: figures [envs]."""
-        now, growth = self._view.now, self._view.now.parameters / HOST
+        now, growth = self._view.now, self._view.now.parameters / HOST_PARAMETERS
         fossils = (self._slots.stage == Stage.FOSSILIZED).sum(1).float()
-        return {"score": rated(now.score, growth), "validation_score": now.score, "growth": growth, "fossils": fossils}
+        return {
+            "score": net_score(now.score, growth),
+            "validation_score": now.score,
+            "growth": growth,
+            "fossils": fossils,
+        }
 
     def effort(self) -> dict[str, float]:
         return {}
@@ -138,8 +148,8 @@ class Oracle:
                 for chosen in product(options, repeat=len(slots))
             ]
         )  # [plans, germinations, slot and blueprint], blueprint -1 for none
-        quiet = Oracle.__new__(Oracle)
-        quiet.__dict__.update({**self.__dict__, "_noise": 0.0})
+        quiet = copy(self)
+        quiet._noise = 0.0
         quiet.reset([0] * len(plans))
         for step in range(self.steps):
             quiet.step(quiet._planned(plans[:, step] if step < len(slots) else torch.full_like(plans[:, 0], -1)))
@@ -166,18 +176,18 @@ class Oracle:
         """Of the seeds that are there: [envs, slots]."""
         return torch.where(slots.occupied, self._sizes[slots.blueprint.clamp(min=0)], 0.0)
 
-    def _measured(self, slots: Slots, epochs: int, last: bool) -> Measured:
+    def _measured(self, slots: Slots, epochs: int, last: bool) -> HostMeasurements:
         """What is known after so many epochs."""
         envs, places = slots.stage.shape
         counted = slots.stage == Stage.FOSSILIZED if last else slots.occupied
         ripe = 1 - torch.exp(-(slots.age + 1.0) / PACE)
         gain = self._gains[slots.blueprint.clamp(min=0), torch.arange(places)] * ripe
         share = torch.where(counted, slots.alpha * gain, 0.0)
-        alone = CHANCE + (ALONE - CHANCE) * (1 - torch.exp(torch.tensor(-epochs / PACE)))
+        alone = CHANCE_SCORE + (HOST_SCORE - CHANCE_SCORE) * (1 - torch.exp(torch.tensor(-epochs / PACE)))
         score = alone + share.sum(1) + self._drawn[:, epochs]
         nothing, none = torch.full((envs,), torch.nan), torch.full((envs, places), torch.nan)
         blended = slots.live & (slots.alpha > 0)
-        return Measured(
+        return HostMeasurements(
             train_loss=nothing,
             train_accuracy=nothing,
             loss=1 - score / 100,
@@ -185,11 +195,11 @@ class Oracle:
             score=score,
             gradient_norm=nothing,
             health=torch.ones(envs),
-            parameters=HOST + (self._parameters(slots) * counted).sum(1),
+            parameters=HOST_PARAMETERS + (self._parameters(slots) * counted).sum(1),
             flops=torch.zeros(envs, dtype=torch.float64),
             contribution=torch.where(blended, share, torch.nan),
             progress=none,
             seed_gradient_norm=none,
             seed_health=torch.where(slots.live, 1.0, torch.nan),
-            promise=none,
+            isolated_gain=none,
         )

@@ -10,28 +10,28 @@ from esper.lifecycle import ActionSpace, Blend, Slots, Stage
 
 
 @dataclass(frozen=True)
-class Start:
+class EpisodeStart:
     """The usual way is an empty host that trains on as many batches in each step as the environment says."""
 
     fossils: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # slot -> blueprint and blend, by name
     batches: int | None = None  # of the whole episode; None is the usual number in each step
     frozen: bool = False  # whether these fossils stay as they are born, which is the identity
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What is not as usual, as plain data."""
         return {key: value for key, value in asdict(self).items() if value != getattr(USUAL, key)}
 
-    def in_step(self, step: int, steps: int, usual: int) -> int:
+    def batches_in_step(self, step: int, steps: int, usual: int) -> int:
         """Batches of one step; those of an episode with a number of its own are spread evenly, none is lost."""
         if self.batches is None:
             return usual
         return self.batches * (step + 1) // steps - self.batches * step // steps
 
 
-USUAL = Start()
+USUAL = EpisodeStart()
 
 
-def planted(starts: Sequence[Start], space: ActionSpace) -> Slots:
+def initial_slots(starts: Sequence[EpisodeStart], space: ActionSpace) -> Slots:
     """The slots with which such episodes begin."""
     slots = Slots.empty(len(starts), len(space.slots))
     for env, start in enumerate(starts):

@@ -5,11 +5,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from esper.environment.observation import Observation
 from esper.environment.record import StepRecord
+from esper.observation import Observation
 
 
-class Rewarded(Protocol):
+class RewardResult(Protocol):
     """What a reward gives for a step: its total [envs], the parts it is the sum of, and findings worth an event."""
 
     @property
@@ -23,12 +23,12 @@ class Rewarded(Protocol):
 
 
 @dataclass(frozen=True)
-class Step:
+class GrowthStep:
     """All that comes of one decision."""
 
     observation: Observation
     reward: Tensor  # float32 [envs]
-    rewarded: Rewarded
+    rewarded: RewardResult
     terminated: Tensor  # bool [envs]
     truncated: Tensor  # bool [envs]
     record: StepRecord

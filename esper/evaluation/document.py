@@ -17,14 +17,14 @@ FIGURE = re.compile(r"[-+\d.,x\[\] ]*")  # numbers, factors, intervals, or nothi
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     """A paragraph; `code` and **bold** are marked as in Markdown."""
 
     words: str
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Columns of figures are aligned to the right, those of words to the left."""
 
     header: Sequence[str]
@@ -37,18 +37,18 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
+class ReportFigure:
     name: str  # of its file
     figure: Figure
     caption: str
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     lines: Sequence[str]
 
 
-Block = Text | Table | Picture | Code
+Block = Paragraph | ReportTable | ReportFigure | CodeBlock
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,11 @@ pre { background: #f6f6f6; padding: .7em; overflow-x: auto; font-size: 13px } co
 """
 
 
-def write(directory: Path, title: str, sections: Sequence[Section]) -> list[Path]:
+def write_report(directory: Path, title: str, sections: Sequence[Section]) -> list[Path]:
     """report.md with its pictures beside it, and report.html with them inside."""
-    pictures = {block.name: _png(block.figure) for s in sections for block in s.blocks if isinstance(block, Picture)}
+    pictures = {
+        block.name: _png(block.figure) for s in sections for block in s.blocks if isinstance(block, ReportFigure)
+    }
     folder = directory / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in pictures.items():
@@ -93,13 +95,13 @@ def _markdown(title: str, sections: Sequence[Section]) -> str:
         parts.append(f"## {section.title}")
         for block in section.blocks:
             match block:
-                case Text(words):
+                case Paragraph(words):
                     parts.append(words)
-                case Code(lines):
+                case CodeBlock(lines):
                     parts.append("\n".join(["```sh", *lines, "```"]))
-                case Picture(name, _, caption):
+                case ReportFigure(name, _, caption):
                     parts.append(f"![{name}](pictures/{name}.png)\n\n{caption}")
-                case Table(header, rows):
+                case ReportTable(header, rows):
                     ruler = ["---:" if figure else "---" for figure in block.figures]
                     cells = [[cell.replace("|", "\\|") for cell in row] for row in (header, ruler, *rows)]
                     parts.append("\n".join(f"| {' | '.join(row)} |" for row in cells))
@@ -117,15 +119,15 @@ def _html(title: str, sections: Sequence[Section], pictures: dict[str, bytes]) -
 
 def _block(block: Block, pictures: dict[str, bytes]) -> str:
     match block:
-        case Text(words):
+        case Paragraph(words):
             return f"<p>{_inline(words)}</p>"
-        case Code(lines):
+        case CodeBlock(lines):
             return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
-        case Picture(name, _, caption):
+        case ReportFigure(name, _, caption):
             data = base64.b64encode(pictures[name]).decode()
             image = f'<img alt="{html.escape(name)}" src="data:image/png;base64,{data}">'
             return f"<figure>{image}<figcaption>{_inline(caption)}</figcaption></figure>"
-        case Table(header, rows):
+        case ReportTable(header, rows):
             kinds = [' class="figure"' if figure else "" for figure in block.figures]
             top, *body = (
                 "".join(f"<{tag}{kind}>{_inline(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))

@@ -1,4 +1,4 @@
-"""Play episodes of several arms side by side."""
+"""Run episodes of several arms in parallel."""
 
 import hashlib
 import json
@@ -12,43 +12,43 @@ import torch
 from torch import nn
 
 from esper.controllers import Controller
-from esper.environment import Environment, Start, rated
-from esper.records import EpisodeLog, episode, plain
+from esper.environment import Environment, EpisodeStart, net_score
+from esper.records import EpisodeLog, EpisodeRecord, make_record, to_plain
 
-Key = tuple[str, str | None, int, str]  # arm, learner, seed, origin
+EpisodeKey = tuple[str, str | None, int, str]  # arm, checkpoint, episode seed, digest of its inputs
 
 
 @dataclass(frozen=True)
-class Job:
-    """Episodes of an arm that are played together, mostly a single one."""
+class EpisodeJob:
+    """Episodes of an arm that run together; for most arms it is a single one."""
 
     arm: str
-    learner: str | None  # which trained controller the arm is, or is made from
-    seeds: tuple[int, ...]
+    checkpoint: str | None  # the trained controller that the arm is, or is derived from
+    episode_seeds: tuple[int, ...]
     controller: Controller[Any]
-    start: Start
-    origin: str  # a digest of all that its episodes follow from, beside seed and task
-    rule: str = ""  # what tells arms of one name apart: the settings, or the arm that this one is made from
-    recorded: int | None = None  # so many of the seeds count, the first; None is all
+    start: EpisodeStart
+    inputs_digest: str  # of everything its episodes depend on besides seed and task
+    variant: str = ""  # distinguishes arms of one name: their settings, or the arm they are derived from
+    recorded: int | None = None  # how many of the episodes are kept, from the first; None is all
 
     @property
-    def keys(self) -> list[Key]:
-        return [(self.arm, self.learner, seed, self.origin) for seed in self.seeds[: self.recorded]]
+    def keys(self) -> list[EpisodeKey]:
+        return [(self.arm, self.checkpoint, seed, self.inputs_digest) for seed in self.episode_seeds[: self.recorded]]
 
 
-def digest(made_from: object) -> str:
+def digest(inputs: object) -> str:
     """Of plain data: equal data have equal digests."""
-    text = json.dumps(made_from, sort_keys=True)
+    text = json.dumps(inputs, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def rounds(jobs: Sequence[Job], width: int) -> Iterator[list[Job]]:
-    """Jobs in order, as many at a time as have room in `width` environments; the rounds are of about equal size."""
-    lanes = sum(len(job.seeds) for job in jobs)
+def group_jobs(jobs: Sequence[EpisodeJob], width: int) -> Iterator[list[EpisodeJob]]:
+    """Jobs in order, in rounds of about equal size that fit into `width` environments."""
+    lanes = sum(len(job.episode_seeds) for job in jobs)
     size = -(-lanes // max(1, -(-lanes // width))) if lanes else width
-    batch: list[Job] = []
+    batch: list[EpisodeJob] = []
     for job in jobs:
-        if batch and sum(len(other.seeds) for other in batch) + len(job.seeds) > size:
+        if batch and sum(len(other.episode_seeds) for other in batch) + len(job.episode_seeds) > size:
             yield batch
             batch = []
         batch.append(job)
@@ -56,20 +56,23 @@ def rounds(jobs: Sequence[Job], width: int) -> Iterator[list[Job]]:
         yield batch
 
 
-def play(
+def run_jobs(
     environment: Environment,
-    jobs: Iterable[Job],
-    about: Mapping[str, Any],
+    jobs: Iterable[EpisodeJob],
+    known: Mapping[str, Any],
     on_step: Callable[[], None],
     *,
     test: bool,
-) -> list[dict[str, Any]]:
-    """The episodes of some jobs, all side by side, as plain data; with `test`, they end on the test split."""
+) -> list[EpisodeRecord]:
+    """The episodes of some jobs, all in parallel; with `test`, they end with a measurement on the test split.
+
+    `known` are record fields that all of them share.
+    """
     chosen = list(jobs)
-    seeds = [seed for job in chosen for seed in job.seeds]
-    observation = environment.reset(seeds, [job.start for job in chosen for _ in job.seeds])
-    memories = [job.controller.begin(job.seeds) for job in chosen]
-    edges = torch.tensor([0, *(len(job.seeds) for job in chosen)]).cumsum(0).tolist()
+    seeds = [seed for job in chosen for seed in job.episode_seeds]
+    observation = environment.reset(seeds, [job.start for job in chosen for _ in job.episode_seeds])
+    memories = [job.controller.begin(job.episode_seeds) for job in chosen]
+    edges = torch.tensor([0, *(len(job.episode_seeds) for job in chosen)]).cumsum(0).tolist()
     lanes = [slice(first, last) for first, last in pairwise(edges)]
     thinking = [0.0] * len(chosen)
     log = EpisodeLog(environment.space, environment.rules, seeds)
@@ -88,20 +91,24 @@ def play(
     lines = []
     for index, job in enumerate(chosen):
         for env in range(lanes[index].start, lanes[index].start + len(job.keys)):
-            passes = job.controller.flops * environment.steps
-            spent = {**{name: plain(part[env]) for name, part in environment.spent().items()}, "controller": passes}
-            own = {
-                "controller": job.arm,
-                "learner": job.learner,
-                "origin": job.origin,
-                "rule": job.rule,
-                **{name: plain(values[env]) for name, values in found.items()},
-                "flops": sum(spent.values()),
-                "spent": spent,
-                "seconds": environment.seconds(env) + thinking[index] / len(job.seeds),
-                "embedding_parameters": _embeddings(environment.model(env).host),
-            }
-            lines.append(episode(environment, log, env, {**about, **own}))
+            parts = {name: to_plain(part[env]) for name, part in environment.flops_spent().items()}
+            parts["controller"] = job.controller.flops * environment.steps
+            lines.append(
+                make_record(
+                    environment, log, env,
+                    **known,
+                    **{name: to_plain(values[env]) for name, values in found.items()},
+                    arm=job.arm,
+                    checkpoint=job.checkpoint,
+                    inputs_digest=job.inputs_digest,
+                    variant=job.variant,
+                    split="test" if test else "validation",
+                    flops=sum(parts.values()),
+                    flops_by_part=parts,
+                    seconds=environment.seconds(env) + thinking[index] / len(job.episode_seeds),
+                    embedding_parameters=_embeddings(environment.model(env).host),
+                )
+            )  # fmt: skip
     return lines
 
 
@@ -117,7 +124,7 @@ def _ends(environment: Environment, test: bool) -> dict[str, torch.Tensor]:
     if test:
         tested = environment.test()
         found |= {f"test_{name}": values for name, values in tested.items()}
-        found["score"] = rated(tested["score"], outcome["growth"])
+        found["score"] = net_score(tested["score"], outcome["growth"])
     return found
 
 

@@ -22,7 +22,7 @@ Statistic = Callable[[np.ndarray], np.ndarray]  # [..., values] -> [...]
 NORMAL = NormalDist()
 LEVEL = 0.95
 DRAWS = 2_000
-ENOUGH = 6  # units; fewer agree by chance in more than one case of twenty, and their intervals are not to be trusted
+MIN_UNITS = 6  # units; fewer agree by chance in more than one case of twenty, and their intervals are not to be trusted
 TRIM = 0.25  # of the values at each end, that the interquartile mean leaves out
 
 
@@ -56,45 +56,45 @@ def mean(values: np.ndarray) -> np.ndarray:
 
 
 def estimate(
-    strata: Strata, statistic: Statistic = interquartile_mean, *, draws: int = DRAWS, seed: int = 0
+    strata: Strata, statistic: Statistic = interquartile_mean, *, draws: int = DRAWS, rng_seed: int = 0
 ) -> Estimate:
     """A statistic of each task's values, as the mean over tasks, with its interval."""
     seen = [statistic(scores.ravel()) for scores in strata]
-    found = [statistic(part) for part in _drawn(strata, draws, seed)]
+    found = [statistic(part) for part in _drawn(strata, draws, rng_seed)]
     return _estimate(np.mean(seen, axis=0), np.mean(found, axis=0), bounds(strata))
 
 
-def difference(ours: Strata, theirs: Strata, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+def difference(ours: Strata, theirs: Strata, *, draws: int = DRAWS, rng_seed: int = 0) -> Estimate:
     """Interquartile mean of our score less theirs on the same seed; a single row is compared with every other's."""
-    return estimate([mine - other for mine, other in zip(ours, theirs, strict=True)], draws=draws, seed=seed)
+    return estimate([mine - other for mine, other in zip(ours, theirs, strict=True)], draws=draws, rng_seed=rng_seed)
 
 
-def improvement(ours: Strata, theirs: Strata, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+def probability_of_improvement(ours: Strata, theirs: Strata, *, draws: int = DRAWS, rng_seed: int = 0) -> Estimate:
     """Probability that an episode of ours scores above one of theirs on any seed, ties half; the mean over tasks.
 
     It is the Mann-Whitney statistic over the number of pairs.
     """
-    pairs = zip(_drawn(ours, draws, seed), _drawn(theirs, draws, seed), strict=True)  # one seed: the same draws
+    pairs = zip(_drawn(ours, draws, rng_seed), _drawn(theirs, draws, rng_seed), strict=True)  # one seed: the same draws
     found = [_above(mine, other) for mine, other in pairs]
     seen = [_above(mine.reshape(1, -1), other.reshape(1, -1))[0] for mine, other in zip(ours, theirs, strict=True)]
     return _estimate(np.mean(seen), np.mean(found, axis=0), bounds(ours))
 
 
 def profile(
-    strata: Strata, thresholds: np.ndarray, *, draws: int = DRAWS, seed: int = 0
+    strata: Strata, thresholds: np.ndarray, *, draws: int = DRAWS, rng_seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Share of episodes that score above each threshold, with the bounds of its interval; each [thresholds]."""
     seen = np.concatenate([scores.ravel() for scores in strata])
-    drawn = np.concatenate(_drawn(strata, draws, seed), axis=-1)
+    drawn = np.concatenate(_drawn(strata, draws, rng_seed), axis=-1)
     shares = np.array([_share(seen > threshold, seen) for threshold in thresholds])
     found = np.array([_share(drawn > threshold, drawn) for threshold in thresholds])  # [thresholds, draws]
     low, high = np.nanquantile(found, bounds(strata), axis=-1)
     return shares, low, high
 
 
-def _drawn(strata: Strata, draws: int, seed: int) -> list[np.ndarray]:
+def _drawn(strata: Strata, draws: int, rng_seed: int) -> list[np.ndarray]:
     """All values of each draw, for each task: [draws, values]; arms of equal seeds and controllers draw the same."""
-    some, others = np.random.default_rng([seed, 0]), np.random.default_rng([seed, 1])
+    some, others = np.random.default_rng([rng_seed, 0]), np.random.default_rng([rng_seed, 1])
     most = max(max(scores.shape[:-1]) for scores in strata)
     chosen = some.random((most, 2, draws))  # of our controllers, and of theirs where they are others
     found = []

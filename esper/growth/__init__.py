@@ -1,21 +1,21 @@
 """Hosts that grow: seeds grafted, trained behind the host, blended, removed."""
 
-from esper.growth.export import Grown, export, load_grown
-from esper.growth.model import GrowingHost, Mode, Setting, Settings, fossil_settings, seed_settings
-from esper.growth.optimizer import HOST, GrowthOptimizer, Schedule
+from esper.growth.export import GrownNetwork, export, load_grown
+from esper.growth.model import GrowingHost, Mode, SeedSetting, SeedSettings, fossil_settings, seed_settings
+from esper.growth.optimizer import HOST_GROUP, GrowthOptimizer, LRSchedule
 from esper.growth.seed import Seed
 from esper.growth.snapshot import Snapshot, adopt, restore, snapshot
 
 __all__ = [
-    "HOST",
+    "HOST_GROUP",
     "GrowingHost",
-    "Grown",
+    "GrownNetwork",
     "GrowthOptimizer",
+    "LRSchedule",
     "Mode",
-    "Schedule",
     "Seed",
-    "Setting",
-    "Settings",
+    "SeedSetting",
+    "SeedSettings",
     "Snapshot",
     "adopt",
     "export",

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growth.model import GrowingHost, Mode, Settings
+from esper.growth.model import GrowingHost, Mode, SeedSettings
 from esper.growth.seed import Seed
 from esper.hosts import Host
 from esper.lifecycle import Blend
-from esper.seeding import seeded
+from esper.rng import seeded_init
 
 FORMAT = "esper grown network"
 VERSION = 1
@@ -36,7 +36,7 @@ SCALARS = (type(None), bool, int, float, str)  # exactly these: a subclass, such
 UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
 
 
-class Blended(nn.Module):
+class BlendedSeed(nn.Module):
     """A seed at an alpha that no longer changes."""
 
     def __init__(self, seed: Seed, alpha: float) -> None:
@@ -52,7 +52,7 @@ class Blended(nn.Module):
         return f"blend={self.seed.blend.name}, alpha={self.alpha}"
 
 
-class Grown(nn.Module):
+class GrownNetwork(nn.Module):
     """A host with what its seeds have become, by slot; takes what the host takes.
 
     Arguments:
@@ -77,7 +77,7 @@ class Grown(nn.Module):
 
 
 def export(
-    path: str | Path, model: GrowingHost, settings: Settings, *, host: Mapping[str, Any], about: Mapping[str, Any]
+    path: str | Path, model: GrowingHost, settings: SeedSettings, *, host: Mapping[str, Any], about: Mapping[str, Any]
 ) -> None:
     """Write the network that `settings` make of a growing host; the model stays as it is. Main thread only.
 
@@ -89,7 +89,7 @@ def export(
         about: plain data to go with the network
     """
     path = Path(path)
-    alphas = {name: s.alpha for name, s in settings.items() if s.mode is not Mode.BEHIND and s.alpha > 0}
+    alphas = {name: s.alpha for name, s in settings.items() if s.mode is not Mode.ISOLATED and s.alpha > 0}
     grown = _folded(model, alphas, {})
     contents = {
         "format": FORMAT,
@@ -107,7 +107,7 @@ def export(
     _write(contents, path)
 
 
-def load_grown(path: str | Path) -> Grown:
+def load_grown(path: str | Path) -> GrownNetwork:
     """The network in a file that `export` wrote, on the CPU and in eval mode. Main thread only.
 
     Its outputs are bit-equal to those it had while it grew. Nothing in the file is executed, but the module of its
@@ -117,15 +117,15 @@ def load_grown(path: str | Path) -> Grown:
     return _rebuilt(_read(path), path)
 
 
-def _folded(model: GrowingHost, alphas: Mapping[str, float], about: dict[str, Any]) -> Grown:
+def _folded(model: GrowingHost, alphas: Mapping[str, float], about: dict[str, Any]) -> GrownNetwork:
     """Host and seeds as one network, which shares its modules with the growing host."""
     slots = [slot.name for slot in model.host.slots if slot.name in model.seeds and slot.name in alphas]
-    return Grown(model.host, {slot: _part(model.seed(slot), alphas[slot]) for slot in slots}, about)
+    return GrownNetwork(model.host, {slot: _part(model.seed(slot), alphas[slot]) for slot in slots}, about)
 
 
 def _part(seed: Seed, alpha: float) -> nn.Module:
     """What is left of a seed. A cross-fade that has come to its end gives exactly the seed's own features."""
-    return seed.body if seed.blend is Blend.ADD and alpha == 1 else Blended(seed, alpha)
+    return seed.body if seed.blend is Blend.ADD and alpha == 1 else BlendedSeed(seed, alpha)
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -185,7 +185,7 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _rebuilt(contents: dict[str, Any], path: Path) -> Grown:
+def _rebuilt(contents: dict[str, Any], path: Path) -> GrownNetwork:
     try:
         target, arguments = contents["host"]["target"], dict(contents["host"]["arguments"])
         seeds = {slot: (kind, Blend[blend], float(alpha)) for slot, kind, blend, alpha in contents["seeds"]}
@@ -193,7 +193,7 @@ def _rebuilt(contents: dict[str, Any], path: Path) -> Grown:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: its entries are not those of a grown network ({error!r}).") from None
     kind = _host_class(target, path)
-    with torch.device("cpu"), seeded(0):  # any seed: the weights follow
+    with torch.device("cpu"), seeded_init(0):  # any seed: the weights follow
         try:
             model = GrowingHost(kind(**arguments), coadapt=True)
         except (TypeError, ValueError) as error:
@@ -202,7 +202,7 @@ def _rebuilt(contents: dict[str, Any], path: Path) -> Grown:
             ) from None
         for slot, (blueprint, blend, _) in seeds.items():
             try:
-                model.graft(slot, blueprint, blend, seed=0)
+                model.graft(slot, blueprint, blend, rng_seed=0)
             except ValueError as error:
                 raise ValueError(
                     f"{path}: its seed in {slot} cannot be built ({_inner(error)}); "

@@ -12,43 +12,43 @@ from esper.blueprints import blueprint as find_blueprint
 from esper.growth.seed import Seed
 from esper.hosts import Host
 from esper.lifecycle import Blend, Slots, Stage
-from esper.seeding import seeded
+from esper.rng import seeded_init
 
 
 class Mode(Enum):
     """What part a seed plays in a forward pass."""
 
-    BEHIND = "behind"  # takes no part, but trains as if it did at its target alpha; the host does not notice
+    ISOLATED = "behind"  # takes no part, but trains as if it did at its target alpha; the host does not notice
     BLENDED = "blended"  # takes part at its alpha, and trains
     FADING = "fading"  # takes part at its alpha, and trains no more; the host's gradient still passes through it
 
 
 @dataclass(frozen=True)
-class Setting:
+class SeedSetting:
     """A seed's mode and alpha; the alpha of a seed behind the host is the one it will be blended at."""
 
     mode: Mode
     alpha: float
 
 
-Settings = Mapping[str, Setting]  # by slot; a seed without a setting is switched off
+SeedSettings = Mapping[str, SeedSetting]  # by slot; a seed without a setting is switched off
 
 
-def seed_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, Setting]:
+def seed_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, SeedSetting]:
     """How the seeds of one environment take part in the coming epoch; `names` are the slots in their columns' order."""
     stages, alphas, targets = (field[env].tolist() for field in (slots.stage, slots.alpha, slots.alpha_target))
     result = {}
     for name, stage, alpha, target in zip(names, stages, alphas, targets, strict=True):
         if stage == Stage.TRAINING:
-            result[name] = Setting(Mode.BEHIND, target)
+            result[name] = SeedSetting(Mode.ISOLATED, target)
         elif stage == Stage.BLENDING and target == 0:
-            result[name] = Setting(Mode.FADING, alpha)
+            result[name] = SeedSetting(Mode.FADING, alpha)
         elif stage in (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED):
-            result[name] = Setting(Mode.BLENDED, alpha)
+            result[name] = SeedSetting(Mode.BLENDED, alpha)
     return result
 
 
-def fossil_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, Setting]:
+def fossil_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, SeedSetting]:
     """How the fossils of one environment take part; no other seed does."""
     fossils = (slots.stage[env] == Stage.FOSSILIZED).tolist()
     every = seed_settings(slots, env, names)
@@ -82,13 +82,13 @@ class GrowingHost(nn.Module):
         self.coadapt = coadapt
         self.seeds = nn.ModuleDict()
 
-    def graft(self, slot: str, blueprint: str, blend: Blend, *, seed: int) -> Seed:
-        """Put a new seed into an empty slot; its initial weights follow from `seed`. Call it in the main thread."""
+    def graft(self, slot: str, blueprint: str, blend: Blend, *, rng_seed: int) -> Seed:
+        """Put a new seed into an empty slot; its initial weights follow from `rng_seed`. Call it in the main thread."""
         channels = self.host.slot(slot).channels
         if slot in self.seeds:
             raise ValueError(f"slot {slot} holds a seed already; remove it first.")
         topology = self.host.topology
-        with seeded(seed):
+        with seeded_init(rng_seed):
             body = find_blueprint(topology, blueprint).build(channels)
             new = Seed(body, blueprint=blueprint, blend=blend, channels=channels, topology=topology)
         new.to(next(self.host.parameters()).device)
@@ -109,7 +109,7 @@ class GrowingHost(nn.Module):
         assert isinstance(found, Seed)
         return found
 
-    def forward(self, x: Tensor, settings: Settings, start: str | None = None, stop: str | None = None) -> Tensor:
+    def forward(self, x: Tensor, settings: SeedSettings, start: str | None = None, stop: str | None = None) -> Tensor:
         """Run the host with its seeds as `settings` has them; seeds behind the host take no part.
 
         From `start`, x is the features that arrive at that slot, before its seed; at `stop`, the result is likewise
@@ -118,13 +118,13 @@ class GrowingHost(nn.Module):
         at = start
         for name in self._slots(start, stop):
             setting = settings.get(name)
-            if name in self.seeds and setting is not None and setting.mode is not Mode.BEHIND:
+            if name in self.seeds and setting is not None and setting.mode is not Mode.ISOLATED:
                 x = self._through(self.seed(name), self.host.run(x, at, name), setting)
                 at = name
         return self.host.run(x, at, stop)
 
     def losses(
-        self, x: Tensor, settings: Settings, criterion: Callable[[Tensor], Tensor]
+        self, x: Tensor, settings: SeedSettings, criterion: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The host's loss, and the loss of each seed behind it, by slot; the gradient of their sum trains them all.
 
@@ -133,7 +133,7 @@ class GrowingHost(nn.Module):
         fixed, without dropout, and on copies of running statistics. So the host's values, gradients and noise are
         bit-equal to those without the seed, even if it is not finite, and yet the seed feels how far it should go.
         """
-        behind = [name for name in self._slots() if name in self.seeds and _mode(settings, name) is Mode.BEHIND]
+        behind = [name for name in self._slots() if name in self.seeds and _mode(settings, name) is Mode.ISOLATED]
         features: dict[str, Tensor] = {}
         at = None
         for name in behind:
@@ -143,12 +143,12 @@ class GrowingHost(nn.Module):
         host = criterion(self(x, settings, at))
         return host, {name: criterion(self._as_if_blended(name, h, settings)) for name, h in features.items()}
 
-    def _as_if_blended(self, slot: str, h: Tensor, settings: Settings) -> Tensor:
+    def _as_if_blended(self, slot: str, h: Tensor, settings: SeedSettings) -> Tensor:
         """The output with the seed in `slot` blended in at its target alpha; only that seed can feel it."""
         own = f"seeds.{slot}."
         held = {name: p.detach() for name, p in self.named_parameters() if not name.startswith(own)}
         held |= {name: buffer.clone() for name, buffer in self.named_buffers()}
-        blended = {**settings, slot: Setting(Mode.BLENDED, settings[slot].alpha)}
+        blended = {**settings, slot: SeedSetting(Mode.BLENDED, settings[slot].alpha)}
         with self.host.without_dropout():
             out: Tensor = functional_call(self, held, (h, blended, slot))
         return out
@@ -160,7 +160,7 @@ class GrowingHost(nn.Module):
         last = len(names) if stop is None else names.index(self.host.slot(stop).name)
         return names[first:last]
 
-    def _through(self, seed: Seed, h: Tensor, setting: Setting) -> Tensor:
+    def _through(self, seed: Seed, h: Tensor, setting: SeedSetting) -> Tensor:
         inputs = h if self.coadapt else h.detach()
         if setting.mode is Mode.FADING:
             frozen = {name: parameter.detach() for name, parameter in seed.named_parameters()}
@@ -173,5 +173,5 @@ class GrowingHost(nn.Module):
         return isolated
 
 
-def _mode(settings: Settings, slot: str) -> Mode | None:
+def _mode(settings: SeedSettings, slot: str) -> Mode | None:
     return settings[slot].mode if slot in settings else None

@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from esper.growth.model import GrowingHost
 
-HOST = "host"  # the owner of the host's parameter groups; a seed's owner is its slot
+HOST_GROUP = "host"  # the owner of the host's parameter groups; a seed's owner is its slot
 
 
 SHAPES: dict[str, Callable[[float], float]] = {  # from 1 at time 0 down to 0 at time 1
@@ -20,7 +20,7 @@ SHAPES: dict[str, Callable[[float], float]] = {  # from 1 at time 0 down to 0 at
 }
 
 
-class Schedule:
+class LRSchedule:
     """The learning rates' factor over an episode.
 
     Arguments:
@@ -71,12 +71,12 @@ class GrowthOptimizer:
         matrices = [parameter for parameter in model.host.parameters() if parameter.ndim > 1]
         vectors = [parameter for parameter in model.host.parameters() if parameter.ndim <= 1]  # norms and biases
         self.torch = build(
-            [{"params": matrices, "owner": HOST}, {"params": vectors, "owner": HOST, "weight_decay": 0.0}]
+            [{"params": matrices, "owner": HOST_GROUP}, {"params": vectors, "owner": HOST_GROUP, "weight_decay": 0.0}]
         )
         self._seed_options = {"lr": seed_lr, "weight_decay": seed_weight_decay}
         self.clip = math.inf if clip is None else clip
         self._schedule = schedule
-        self._full_rate: dict[str, float] = {HOST: self.torch.param_groups[0]["lr"]}
+        self._full_rate: dict[str, float] = {HOST_GROUP: self.torch.param_groups[0]["lr"]}
         for slot in model.seeds:
             self.add(slot)
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from esper.flops import Flops, linear_flops
 from esper.lifecycle import Blend
-from esper.work import Work, linear
 
 GATE_HIDDEN = 8  # at least; a quarter of the channels where that is more
 
 
-class Gate(nn.Module):
+class BlendGate(nn.Module):
     """How much of a gated seed to let in, per sample: [batch, ...] -> (0, 1) of shape [batch, 1, ...]."""
 
     def __init__(self, channels: int, topology: str) -> None:
@@ -25,10 +25,12 @@ class Gate(nn.Module):
         return max(GATE_HIDDEN, channels // 4)
 
     @staticmethod
-    def work(channels: int, topology: str, positions: int) -> Work:
+    def flops(channels: int, topology: str, positions: int) -> Flops:
         """One gate for an image; one at each position of a text."""
         gates = 1 if topology == "cnn" else positions
-        return linear(channels, Gate.hidden(channels), gates) + linear(Gate.hidden(channels), 1, gates)
+        return linear_flops(channels, BlendGate.hidden(channels), gates) + linear_flops(
+            BlendGate.hidden(channels), 1, gates
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = x.mean((2, 3)) if self.image else x.cumsum(1) / _positions(x)  # a position sees only the past
@@ -68,7 +70,7 @@ class Seed(nn.Module):
         self.body = body
         self.blueprint = blueprint
         self.blend = blend
-        self.gate = Gate(channels, topology) if blend is Blend.GATED else None
+        self.gate = BlendGate(channels, topology) if blend is Blend.GATED else None
 
     def forward(self, h: Tensor, alpha: float) -> Tensor:
         s = self.body(h).to(h.dtype)  # under autocast, a layer may answer in another precision

@@ -60,7 +60,7 @@ def restore(saved: Snapshot, model: GrowingHost, optimizer: GrowthOptimizer) -> 
             model.remove(slot)
     for slot, (blueprint, blend) in saved.seeds.items():
         if slot not in model.seeds:
-            model.graft(slot, blueprint, Blend(blend), seed=0)  # its weights are loaded next
+            model.graft(slot, blueprint, Blend(blend), rng_seed=0)  # its weights are loaded next
             optimizer.add(slot)
     model.load_state_dict(saved.weights)
     names = {parameter: name for name, parameter in model.named_parameters()}

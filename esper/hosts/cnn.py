@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from esper.hosts.host import Host, Slot, at_least_one
-from esper.work import Work, convolution, linear
+from esper.flops import Flops, conv_flops, linear_flops
+from esper.hosts.host import Host, Slot, require_positive
 
 
 class ChannelsLast(nn.Module):
@@ -62,7 +62,7 @@ class CNNHost(Host):
         shrink: int | None = 1,
     ) -> None:
         shrink = resolution if shrink is None else shrink
-        at_least_one(channels=channels, resolution=resolution, classes=classes, shrink=shrink)
+        require_positive(channels=channels, resolution=resolution, classes=classes, shrink=shrink)
         if blocks < 2:
             raise ValueError(f"host.blocks={blocks}: must be at least 2.")
         if kernel % 2 == 0 or kernel < 1:
@@ -97,20 +97,20 @@ class CNNHost(Host):
         self.shrink = shrink
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
 
-    def work(self, shape: Sequence[int]) -> list[Work]:
+    def flops(self, shape: Sequence[int]) -> list[Flops]:
         """`shape` is that of an image: [3, height, width]"""
         _, height, width = shape
-        found: list[Work] = []
+        found: list[Flops] = []
         for segment in self.segments:
-            own = Work()
+            own = Flops()
             for layer in segment.modules():
                 if isinstance(layer, nn.Conv2d):
-                    own += convolution(layer.in_channels, layer.out_channels, layer.kernel_size[0], height * width)
+                    own += conv_flops(layer.in_channels, layer.out_channels, layer.kernel_size[0], height * width)
                 elif isinstance(layer, nn.AvgPool2d):
                     height, width = height // self.shrink, width // self.shrink
                 elif isinstance(layer, nn.MaxPool2d):
                     height, width = height // 2, width // 2
                 elif isinstance(layer, nn.Linear):
-                    own += linear(layer.in_features, layer.out_features)
+                    own += linear_flops(layer.in_features, layer.out_features)
             found.append(own)
-        return [replace(found[0], inputs=0), *found[1:]]  # the first convolution reads images, which learn nothing
+        return [replace(found[0], input_grad=0), *found[1:]]  # the first convolution reads images, which learn nothing

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.hosts.host import Dropout, Host, Slot, at_least_one
-from esper.work import Work, linear, scaled_dot_product
+from esper.flops import Flops, attention_flops, linear_flops
+from esper.hosts.host import Dropout, Host, Slot, require_positive
 
 INIT_STD = 0.02  # GPT-2's
 
 
-class Embedding(nn.Module):
+class TokenEmbedding(nn.Module):
     """Tokens [batch, time] -> features [batch, time, channels]"""
 
     def __init__(self, vocabulary: int, channels: int, block_size: int, dropout: float) -> None:
@@ -31,7 +31,7 @@ class Embedding(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Causal self-attention. Its own weights take no dropout: the fused kernel cannot draw from a given generator."""
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -47,14 +47,14 @@ class Attention(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class TransformerBlock(nn.Module):
     """x + attention(norm(x)), unless it has no heads, then x + mlp(norm(x))"""
 
     def __init__(self, channels: int, heads: int, dropout: float) -> None:
         super().__init__()
         if heads:
             self.norm1 = nn.LayerNorm(channels)
-            self.attention = Attention(channels, heads)
+            self.attention = SelfAttention(channels, heads)
         self.heads = heads
         self.norm2 = nn.LayerNorm(channels)
         self.expand = nn.Linear(channels, 4 * channels)
@@ -86,7 +86,7 @@ class GPTHost(Host):
     def __init__(
         self, *, vocabulary: int, channels: int, heads: int, layers: int, segments: int, block_size: int, dropout: float
     ) -> None:
-        at_least_one(
+        require_positive(
             vocabulary=vocabulary,
             channels=channels,
             layers=layers,
@@ -97,10 +97,10 @@ class GPTHost(Host):
             raise ValueError(f"host.heads={heads}: must divide host.channels={channels}, or be 0 for no attention.")
         if layers % segments:
             raise ValueError(f"host.segments={segments}: must divide host.layers={layers}.")
-        embedding = Embedding(vocabulary, channels, block_size, dropout)
+        embedding = TokenEmbedding(vocabulary, channels, block_size, dropout)
         head = nn.Linear(channels, vocabulary, bias=False)
         per_segment = layers // segments
-        stack = [Layer(channels, heads, dropout) for _ in range(layers)]
+        stack = [TransformerBlock(channels, heads, dropout) for _ in range(layers)]
         pieces = [nn.Sequential(*stack[index : index + per_segment]) for index in range(0, layers, per_segment)]
         super().__init__(
             [nn.Sequential(embedding, *pieces[0]), *pieces[1:], nn.Sequential(nn.LayerNorm(channels), head)],
@@ -111,14 +111,18 @@ class GPTHost(Host):
         self._initialise(layers)
         head.weight = embedding.tokens.weight
 
-    def work(self, shape: Sequence[int]) -> list[Work]:
+    def flops(self, shape: Sequence[int]) -> list[Flops]:
         """`shape` is that of a text: [time]"""
         (time,) = shape
         c = self._channels
-        attention = linear(c, 3 * c, time) + scaled_dot_product(c, time) + linear(c, c, time) if self._heads else Work()
-        mlp = linear(c, 4 * c, time) + linear(4 * c, c, time)
-        segment = sum([attention + mlp] * self._layers, Work())
-        return [segment] * len(self.slots) + [linear(c, self._vocabulary, time)]
+        attention = (
+            linear_flops(c, 3 * c, time) + attention_flops(c, time) + linear_flops(c, c, time)
+            if self._heads
+            else Flops()
+        )
+        mlp = linear_flops(c, 4 * c, time) + linear_flops(4 * c, c, time)
+        segment = sum([attention + mlp] * self._layers, Flops())
+        return [segment] * len(self.slots) + [linear_flops(c, self._vocabulary, time)]
 
     def _initialise(self, layers: int) -> None:
         for module in self.modules():
@@ -127,7 +131,7 @@ class GPTHost(Host):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, Layer):  # each layer adds to the stream: keep its variance at the start
+            if isinstance(module, TransformerBlock):  # each layer adds to the stream: keep its variance at the start
                 for branch in (module.attention.project, module.contract) if module.heads else (module.contract,):
                     with torch.no_grad():
                         branch.weight /= math.sqrt((2 if module.heads else 1) * layers)

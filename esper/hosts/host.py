@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from esper.work import Work
+from esper.flops import Flops
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Host(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x)
 
-    def work(self, shape: Sequence[int]) -> list[Work] | None:
+    def flops(self, shape: Sequence[int]) -> list[Flops] | None:
         """The cost of each segment for one sample of that shape; None leaves it open, and it is counted."""
         return None
 
@@ -100,13 +100,13 @@ class Dropout(nn.Module):
         return x * torch.empty_like(x).bernoulli_(keep, generator=self.generator).div_(keep)
 
 
-def at_least_one(**sizes: int) -> None:
+def require_positive(**sizes: int) -> None:
     """Refuse a host with a size below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"host.{name}={size}: must be at least 1.")
 
 
-def parameter_count(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
     """Every parameter once, also where modules share it."""
     return sum(parameter.numel() for parameter in module.parameters())

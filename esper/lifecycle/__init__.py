@@ -5,7 +5,7 @@ from esper.lifecycle.alpha import Curve
 from esper.lifecycle.layout import Layout
 from esper.lifecycle.masks import Masks, active, available, causal, legal
 from esper.lifecycle.rules import Gate, Rules, gates
-from esper.lifecycle.slots import Events, Measurements, Slots
+from esper.lifecycle.slots import Events, SeedMeasurements, Slots
 from esper.lifecycle.stages import LIVE, NEXT, OCCUPIED, TRANSITIONS, Stage
 from esper.lifecycle.transitions import apply, evict, tick
 
@@ -25,9 +25,9 @@ __all__ = [
     "Head",
     "Layout",
     "Masks",
-    "Measurements",
     "Op",
     "Rules",
+    "SeedMeasurements",
     "Slots",
     "Stage",
     "active",

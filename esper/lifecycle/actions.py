@@ -55,6 +55,11 @@ class Head:
     def size(self) -> int:
         return len(self.options)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its values: whole numbers stay whole."""
+        return torch.float32 if any(isinstance(value, float) for value in self.values) else torch.int64
+
 
 def _head(name: str, options: Mapping[str, float], *ops: Op) -> Head:
     return Head(name, tuple(options), tuple(options.values()), frozenset(ops))
@@ -153,7 +158,7 @@ class ActionSpace:
     def head_names(self) -> tuple[str, ...]:
         return tuple(head.name for head in self.heads)
 
-    def usual(self, head: str) -> int:
+    def default_option(self, head: str) -> int:
         """The option of a head that is taken where none is chosen."""
         return self._fixed.get(head, 0)
 
@@ -171,8 +176,7 @@ class ActionSpace:
             if head.name in chosen:
                 used = torch.isin(op, torch.tensor([int(user) for user in head.ops], device=op.device))
                 option = torch.where(used, action[:, chosen[head.name]], option)
-            dtype = torch.float32 if head.name == "alpha_target" else torch.int64
-            meaning[head.name] = torch.tensor(head.values, dtype=dtype, device=op.device)[option]
+            meaning[head.name] = torch.tensor(head.values, dtype=head.dtype, device=op.device)[option]
         return Decision(op=op, **meaning)
 
 

@@ -24,17 +24,17 @@ def _logistic(t: Tensor, steepness: float) -> Tensor:
     return (torch.sigmoid(steepness * (t - 0.5)) - low) / (1 - 2 * low)
 
 
-def progress(curve: Tensor, t: Tensor) -> Tensor:
+def curve_progress(curve: Tensor, t: Tensor) -> Tensor:
     """The share of the way covered at time `t`, monotone, exactly 0 at t <= 0 and exactly 1 at t >= 1.
 
     `curve` holds Curve values; both tensors have the same shape, and so has the float32 result.
     """
     t = t.double().clamp(0, 1)  # float64, so that rounding cannot break monotony
-    ways = torch.stack(
+    curves = torch.stack(
         [t, (1 - torch.cos(math.pi * t)) / 2, *(_logistic(t, steepness) for steepness in STEEPNESS.values())]
     )
-    way = ways.gather(0, curve.unsqueeze(0)).squeeze(0).clamp(0, 1)
-    return torch.where(t >= 1, torch.ones_like(way), torch.where(t <= 0, torch.zeros_like(way), way)).float()
+    values = curves.gather(0, curve.unsqueeze(0)).squeeze(0).clamp(0, 1)
+    return torch.where(t >= 1, torch.ones_like(values), torch.where(t <= 0, torch.zeros_like(values), values)).float()
 
 
 def ramp(start: Tensor, target: Tensor, done: Tensor, ticks: Tensor, curve: Tensor) -> Tensor:
@@ -44,4 +44,4 @@ def ramp(start: Tensor, target: Tensor, done: Tensor, ticks: Tensor, curve: Tens
     """
     finished = done >= ticks
     t = torch.where(finished, torch.ones_like(start), done / ticks.clamp(min=1))
-    return torch.where(finished, target, torch.lerp(start, target, progress(curve, t)))
+    return torch.where(finished, target, torch.lerp(start, target, curve_progress(curve, t)))

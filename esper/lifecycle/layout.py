@@ -1,5 +1,6 @@
 """The shape and the names of all that a policy sees and chooses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ class Layout:
     users: dict[str, tuple[str, ...]]  # the ops that use each head
 
     @classmethod
-    def of(cls, space: ActionSpace, base: int, slot: int) -> "Layout":
+    def from_space(cls, space: ActionSpace, base: int, slot: int) -> "Layout":
         return cls(
             base,
             slot,
@@ -43,7 +44,18 @@ class Layout:
         """Which heads each op uses: bool [ops, heads]."""
         return torch.tensor([[op in users for users in self.users.values()] for op in self.ops], device=device)
 
-    def plain(self) -> dict[str, Any]:
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Layout":
+        return cls(
+            base=saved["base"],
+            slot=saved["slot"],
+            slots=tuple(saved["slots"]),
+            blueprints=tuple(saved["blueprints"]),
+            options={name: tuple(options) for name, options in saved["options"].items()},
+            users={name: tuple(users) for name, users in saved["users"].items()},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
         """As plain data, for a checkpoint."""
         return {
             "base": self.base,

@@ -13,7 +13,7 @@ from esper.lifecycle.slots import Slots
 from esper.lifecycle.stages import NEXT, Stage
 
 
-class Table(Protocol):
+class HeadUsage(Protocol):
     """The heads of an action space or of a layout, and which op uses which."""
 
     @property
@@ -47,7 +47,7 @@ class Masks:
         return self.others[head]
 
 
-def allowed(slots: Slots, space: ActionSpace, rules: Rules) -> dict[Op, Tensor]:
+def allowed_slots(slots: Slots, space: ActionSpace, rules: Rules) -> dict[Op, Tensor]:
     """Where each op that uses a slot may be applied: bool [envs, slots] by op."""
     room = torch.ones_like(slots.live[:, :1])
     if rules.max_live is not None:
@@ -66,7 +66,7 @@ def allowed(slots: Slots, space: ActionSpace, rules: Rules) -> dict[Op, Tensor]:
 
 def legal(slots: Slots, space: ActionSpace, rules: Rules) -> Masks:
     """Everything that may be done now."""
-    where = allowed(slots, space, rules)
+    where = allowed_slots(slots, space, rules)
     nowhere = torch.zeros_like(slots.live)
     by_slot = torch.stack([where.get(op, nowhere) for op in space.ops], dim=1)
     waiting = torch.tensor([op is Op.WAIT for op in space.ops], device=by_slot.device)
@@ -79,12 +79,12 @@ def legal(slots: Slots, space: ActionSpace, rules: Rules) -> Masks:
     return Masks(op=by_slot.any(-1) | waiting, slot=by_slot, others=others)
 
 
-def causal(op: Tensor, table: Table) -> Tensor:
+def causal(op: Tensor, table: HeadUsage) -> Tensor:
     """Which heads took part in what was done: bool [..., heads] for chosen ops [...], on the same device."""
     return table.uses(op.device)[op]
 
 
-def active(masks: Masks, op: Tensor, table: Table, masked: bool = True) -> Tensor:
+def active(masks: Masks, op: Tensor, table: HeadUsage, masked: bool = True) -> Tensor:
     """Which heads took part and had a choice, at least two legal options: bool [envs, heads].
 
     Unless `masked`, all heads take part whatever the op.
@@ -93,7 +93,7 @@ def active(masks: Masks, op: Tensor, table: Table, masked: bool = True) -> Tenso
     return causal(op, table) & choice if masked else choice
 
 
-def available(masks: Masks, table: Table) -> Tensor:
+def available(masks: Masks, table: HeadUsage) -> Tensor:
     """Which heads had a choice under some legal op, whatever was done: bool [envs, heads]."""
     choice = torch.stack([_choice_by_op(masks, head) for head in table.head_names], dim=-1)  # [envs, ops, heads]
     return (masks.op.unsqueeze(-1) & table.uses(masks.op.device) & choice).any(1)

@@ -80,7 +80,7 @@ def gates(slots: Slots, rules: Rules) -> dict[str, Tensor]:
     result = {name: torch.ones_like(slots.moving) for name in ("dwell", "alpha", "health", "contribution")}
     for stage, gate in rules.gates.items():
         here = slots.stage == stage
-        result["dwell"] &= ~here | (slots.epochs_in_stage >= rules.dwell[stage])
+        result["dwell"] &= ~here | (slots.steps_in_stage >= rules.dwell[stage])
         if gate.full_alpha:
             result["alpha"] &= ~here | ((slots.alpha == 1) & ~slots.moving)
         if gate.health is not None:

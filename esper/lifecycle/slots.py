@@ -15,7 +15,7 @@ class Slots:
     """All slots at one moment; every field is [envs, slots]. What was never measured is NaN."""
 
     stage: Tensor  # int64, Stage values
-    epochs_in_stage: Tensor  # int64
+    steps_in_stage: Tensor  # int64
     age: Tensor  # int64, epochs since germination
     blueprint: Tensor  # int64, index into the action space's blueprints; -1 without a seed
     blend: Tensor  # int64, Blend values; -1 without a seed
@@ -53,7 +53,7 @@ class Slots:
     def cleared(self, mask: Tensor) -> "Slots":
         """A copy in which the slots in `mask` hold nothing; their stage and its epochs stay."""
         return self.where(
-            mask, **{name: value for name, (value, _) in _EMPTY.items() if name not in ("stage", "epochs_in_stage")}
+            mask, **{name: value for name, (value, _) in _EMPTY.items() if name not in ("stage", "steps_in_stage")}
         )
 
     def in_stage(self, stages: Iterable[Stage]) -> Tensor:
@@ -81,7 +81,7 @@ class Slots:
 _NAN = float("nan")
 _EMPTY: dict[str, tuple[float, torch.dtype]] = {
     "stage": (Stage.DORMANT, torch.int64),
-    "epochs_in_stage": (0, torch.int64),
+    "steps_in_stage": (0, torch.int64),
     "age": (0, torch.int64),
     "blueprint": (-1, torch.int64),
     "blend": (-1, torch.int64),
@@ -98,14 +98,14 @@ _EMPTY: dict[str, tuple[float, torch.dtype]] = {
 
 
 @dataclass(frozen=True)
-class Measurements:
+class SeedMeasurements:
     """What one step measured of each seed; every field is float32 [envs, slots], NaN where nothing was measured."""
 
     contribution: Tensor  # validation score with the seed minus the score with it switched off
     health: Tensor  # of its gradients, 1 is best, 0 is non-finite
 
     @classmethod
-    def none(cls, slots: Slots) -> "Measurements":
+    def none(cls, slots: Slots) -> "SeedMeasurements":
         """Nothing was measured."""
         nothing = torch.full_like(slots.alpha, _NAN)
         return cls(contribution=nothing, health=nothing)

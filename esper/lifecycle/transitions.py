@@ -10,9 +10,9 @@ from torch import Tensor
 
 from esper.lifecycle.actions import ActionSpace, Op
 from esper.lifecycle.alpha import ramp
-from esper.lifecycle.masks import allowed
+from esper.lifecycle.masks import allowed_slots
 from esper.lifecycle.rules import Rules, may_leave
-from esper.lifecycle.slots import Events, Measurements, Slots
+from esper.lifecycle.slots import Events, SeedMeasurements, Slots
 from esper.lifecycle.stages import NEXT, Stage
 
 
@@ -26,9 +26,9 @@ def apply(slots: Slots, action: Tensor, space: ActionSpace, rules: Rules) -> tup
     def each_slot(value: Tensor) -> Tensor:
         return value.unsqueeze(1).expand_as(slots.stage)
 
-    walk = _Walk(slots)
+    update = _SlotUpdate(slots)
     if Op.GERMINATE in at:
-        walk.enter(
+        update.enter(
             at[Op.GERMINATE],
             Stage.GERMINATED,
             blueprint=each_slot(decision.blueprint),
@@ -38,47 +38,47 @@ def apply(slots: Slots, action: Tensor, space: ActionSpace, rules: Rules) -> tup
             curve=each_slot(decision.alpha_curve),
         )
     if Op.ADVANCE in at:
-        walk.advance(at[Op.ADVANCE])
+        update.advance(at[Op.ADVANCE])
     if Op.SET_ALPHA in at:
         target = each_slot(decision.alpha_target)
         change = at[Op.SET_ALPHA] & (target != slots.alpha)
-        walk.enter(change & (slots.stage == Stage.HOLDING), Stage.BLENDING)
-        walk.start_ramp(change, target, each_slot(decision.alpha_speed), each_slot(decision.alpha_curve))
+        update.enter(change & (slots.stage == Stage.HOLDING), Stage.BLENDING)
+        update.start_ramp(change, target, each_slot(decision.alpha_speed), each_slot(decision.alpha_curve))
     if Op.PRUNE in at:
         fading = at[Op.PRUNE] & (slots.alpha > 0)
         gone = torch.zeros_like(slots.alpha)
-        walk.start_ramp(fading, gone, each_slot(decision.alpha_speed), each_slot(decision.alpha_curve))
-        walk.enter(fading & (slots.stage == Stage.HOLDING) & (walk.slots.alpha > 0), Stage.BLENDING)
-        walk.remove(at[Op.PRUNE] & (walk.slots.alpha == 0), rules)
+        update.start_ramp(fading, gone, each_slot(decision.alpha_speed), each_slot(decision.alpha_curve))
+        update.enter(fading & (slots.stage == Stage.HOLDING) & (update.slots.alpha > 0), Stage.BLENDING)
+        update.remove(at[Op.PRUNE] & (update.slots.alpha == 0), rules)
     if Op.FOSSILIZE in at:
-        walk.enter(at[Op.FOSSILIZE], Stage.FOSSILIZED)
+        update.enter(at[Op.FOSSILIZE], Stage.FOSSILIZED)
     if space.auto_advance:  # a seed without a dwell time trains in the very epoch it germinates before
-        walk.advance((walk.slots.stage == Stage.GERMINATED) & may_leave(walk.slots, rules))
-    return walk.slots, walk.events
+        update.advance((update.slots.stage == Stage.GERMINATED) & may_leave(update.slots, rules))
+    return update.slots, update.events
 
 
-def tick(slots: Slots, measured: Measurements, space: ActionSpace, rules: Rules) -> tuple[Slots, Events]:
+def tick(slots: Slots, measured: SeedMeasurements, space: ActionSpace, rules: Rules) -> tuple[Slots, Events]:
     """One epoch has passed and was measured."""
-    walk = _Walk(_aged(slots, measured))
-    due = walk.slots.in_stage(NEXT) & may_leave(walk.slots, rules)  # judged as it was during the epoch
-    walk.step_ramps(walk.slots.moving)
+    update = _SlotUpdate(_aged(slots, measured))
+    due = update.slots.in_stage(NEXT) & may_leave(update.slots, rules)  # judged as it was during the epoch
+    update.step_ramps(update.slots.moving)
     if space.auto_advance:
-        walk.advance(due)
-    walk.remove(walk.slots.blending_out & (walk.slots.alpha == 0), rules)
-    walk.free((walk.slots.stage == Stage.PRUNED) & (walk.slots.epochs_in_stage >= rules.cooldown))
-    return walk.slots, walk.events
+        update.advance(due)
+    update.remove(update.slots.blending_out & (update.slots.alpha == 0), rules)
+    update.free((update.slots.stage == Stage.PRUNED) & (update.slots.steps_in_stage >= rules.cooldown))
+    return update.slots, update.events
 
 
 def evict(slots: Slots, envs: Tensor, rules: Rules) -> tuple[Slots, Events]:
     """Remove every live seed of some environments at once, whatever its age or alpha; `envs` is bool [envs]."""
-    walk = _Walk(slots)
-    walk.remove(slots.live & envs.unsqueeze(1), rules)
-    return walk.slots, walk.events
+    update = _SlotUpdate(slots)
+    update.remove(slots.live & envs.unsqueeze(1), rules)
+    return update.slots, update.events
 
 
-def _aged(slots: Slots, measured: Measurements) -> Slots:
+def _aged(slots: Slots, measured: SeedMeasurements) -> Slots:
     """One epoch older, with the latest measurements."""
-    slots = slots.where(slots.stage != Stage.DORMANT, epochs_in_stage=slots.epochs_in_stage + 1)
+    slots = slots.where(slots.stage != Stage.DORMANT, steps_in_stage=slots.steps_in_stage + 1)
     slots = slots.where(slots.occupied, age=slots.age + 1)
     slots = slots.where(slots.contribution_age >= 0, contribution_age=slots.contribution_age + 1)
     new = slots.occupied & ~measured.contribution.isnan()
@@ -87,7 +87,7 @@ def _aged(slots: Slots, measured: Measurements) -> Slots:
 
 
 def _refuse_illegal(slots: Slots, at: dict[Op, Tensor], space: ActionSpace, rules: Rules) -> None:
-    where = allowed(slots, space, rules)
+    where = allowed_slots(slots, space, rules)
     for op, chosen in at.items():
         illegal = chosen & ~where[op]
         if illegal.any():
@@ -96,7 +96,7 @@ def _refuse_illegal(slots: Slots, at: dict[Op, Tensor], space: ActionSpace, rule
             raise ValueError(f"{op.name} in slot {space.slots[slot]} of environment {env} is illegal now ({stage}).")
 
 
-class _Walk:
+class _SlotUpdate:
     """Slots on their way through one call, and the stages they enter meanwhile."""
 
     def __init__(self, slots: Slots) -> None:
@@ -108,7 +108,7 @@ class _Walk:
         return Events(entered=self._entered)
 
     def enter(self, mask: Tensor, stage: Stage, **values: Tensor | float) -> None:
-        self.slots = self.slots.where(mask, stage=stage, epochs_in_stage=0, **values)
+        self.slots = self.slots.where(mask, stage=stage, steps_in_stage=0, **values)
         self._entered[..., stage] |= mask
 
     def advance(self, mask: Tensor) -> None:

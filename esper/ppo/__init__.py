@@ -1,34 +1,45 @@
 """How the policy learns."""
 
-from esper.ppo.agree import RankLostError, ranks, together
-from esper.ppo.checkpoint import LAST, AtomicIO, Checkpoints, read_checkpoint, restore
-from esper.ppo.collector import Collector, Rounds, StoppedError, Watcher, World
+from esper.ppo.checkpoint import (
+    LAST,
+    AtomicCheckpointIO,
+    Checkpoint,
+    CheckpointCallback,
+    read_checkpoint,
+    restore_module,
+)
+from esper.ppo.collector import Collector, RoundListener, RoundLoader, StoppedError, VectorEnv
+from esper.ppo.distributed import RankLostError, detect_lost_rank, world_size
 from esper.ppo.gae import gae
-from esper.ppo.module import PPO, Counters, DivergedError
+from esper.ppo.metadata import CheckpointMetadata, Counters, TrainingHistory
+from esper.ppo.module import PPO, DivergedError
+from esper.ppo.return_scale import ReturnScale
 from esper.ppo.rollout import PADDING_OPTION, Rollout
-from esper.ppo.scale import ReturnScale
-from esper.ppo.settings import Settings
+from esper.ppo.settings import PPOSettings
 
 __all__ = [
     "LAST",
     "PADDING_OPTION",
     "PPO",
-    "AtomicIO",
-    "Checkpoints",
+    "AtomicCheckpointIO",
+    "Checkpoint",
+    "CheckpointCallback",
+    "CheckpointMetadata",
     "Collector",
     "Counters",
     "DivergedError",
+    "PPOSettings",
     "RankLostError",
     "ReturnScale",
     "Rollout",
-    "Rounds",
-    "Settings",
+    "RoundListener",
+    "RoundLoader",
     "StoppedError",
-    "Watcher",
-    "World",
+    "TrainingHistory",
+    "VectorEnv",
+    "detect_lost_rank",
     "gae",
-    "ranks",
     "read_checkpoint",
-    "restore",
-    "together",
+    "restore_module",
+    "world_size",
 ]

@@ -1,19 +1,14 @@
 """Checkpoints: plain data, written whole or not at all, and refused by name where they do not fit.
 
-Beside what Lightning saves (weights, normalisers and the optimizer's state), each has an entry `esper`:
-
-| version | holds |
-|---|---|
-| 1 | layout, sizes of the policy, mode of compilation, seed, counters, state of torch's generator |
-
-All randomness of a run follows from its seed and its counters, so that these are the state of its generators; that of
-torch's own generator is kept for modules of users which draw from it. Compilation is no part of the weights: networks
-are compiled in place, so that names do not change, and a resumed run compiles by its own configuration.
+Besides what Lightning saves (weights, normalisers and the optimizer's state), each has an entry `esper`, the
+`CheckpointMetadata`.
 """
 
 import math
 import os
 import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +16,16 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
 from esper.ppo.collector import StoppedError
-from esper.ppo.module import PPO, VERSION, Counters
+from esper.ppo.metadata import CheckpointMetadata
+from esper.ppo.module import PPO
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 
 
-class AtomicIO(TorchCheckpointIO):
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the old file and then takes its place, so that a kill at any moment leaves one that can be read."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -42,8 +39,18 @@ class AtomicIO(TorchCheckpointIO):
         unfinished.replace(target)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint as plain data; nothing in it is ever executed."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as it was read."""
+
+    metadata: CheckpointMetadata
+    state_dict: Mapping[str, Tensor]
+    optimizer_states: Sequence[dict[str, Any]]
+    callbacks: Mapping[str, Any]  # what callbacks have saved, by their state key
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads plain data only; nothing in the file is executed."""
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -52,38 +59,38 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: is no checkpoint that can be read; it is cut off, or of another program.") from None
     if not isinstance(found, dict) or "esper" not in found:
         raise ValueError(f"{path}: is a checkpoint, but not of esper.")
-    version = found["esper"].get("version", 0)
-    if not 1 <= version <= VERSION:
-        raise ValueError(f"{path}: has version {version}; this esper reads 1 to {VERSION}.")
-    return found
+    try:
+        metadata = CheckpointMetadata.from_dict(found["esper"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}.") from None
+    return Checkpoint(metadata, found["state_dict"], found.get("optimizer_states", []), found.get("callbacks", {}))
 
 
-def fits(found: dict[str, Any], module: PPO, path: Path) -> None:
+def check_fits(saved: CheckpointMetadata, module: PPO, path: Path) -> None:
     """Refuse a checkpoint of another network, by the key that differs."""
-    saved, here = found["esper"], module.description()
-    for key, size in here["sizes"].items():
-        if saved["sizes"][key] != size:
-            raise ValueError(f"policy.{key}={size}: the checkpoint {path} has {saved['sizes'][key]}.")
-    for key, value in here["layout"].items():
-        if saved["layout"][key] != value:
-            raise ValueError(f"{key}: this run has {value}, but the checkpoint {path} {saved['layout'][key]}.")
+    for key, size in module.policy.sizes.items():
+        if saved.sizes[key] != size:
+            raise ValueError(f"policy.{key}={size}: the checkpoint {path} has {saved.sizes[key]}.")
+    then = saved.layout.to_dict()
+    for key, value in module.policy.layout.to_dict().items():
+        if then[key] != value:
+            raise ValueError(f"{key}: this run has {value}, but the checkpoint {path} {then[key]}.")
 
 
-def restore(module: PPO, path: Path) -> dict[str, Any]:
-    """Bring a module to where a checkpoint was saved; what callbacks have saved is given back."""
+def restore_module(module: PPO, path: Path) -> Mapping[str, Any]:
+    """Restore a module from a checkpoint; returns what callbacks have saved."""
     found = read_checkpoint(path)
-    fits(found, module, path)
-    module.load_state_dict(found["state_dict"])
-    module.optimizer_state = found["optimizer_states"][0]
-    module.counters = Counters(**found["esper"]["counters"])
-    module.earlier = found["esper"].get("earlier") or {}
-    torch.set_rng_state(found["esper"]["generator"])
-    callbacks: dict[str, Any] = found.get("callbacks", {})
-    del found  # the weights are in the module now
-    return callbacks
+    check_fits(found.metadata, module, path)
+    module.load_state_dict(found.state_dict)
+    module.optimizer_state = found.optimizer_states[0]
+    module.counters = found.metadata.counters
+    module.start_cost = found.metadata.start_cost
+    if found.metadata.generator is not None:
+        torch.set_rng_state(found.metadata.generator)
+    return found.callbacks
 
 
-class Checkpoints(Callback):
+class CheckpointCallback(Callback):
     """Keeps the last and the best.
 
     Arguments:
@@ -100,7 +107,7 @@ class Checkpoints(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PPO)
-        value = None if self._metric is None else pl_module.latest.get(self._metric)
+        value = None if self._metric is None else pl_module.latest_metrics.get(self._metric)
         if value is not None and math.isfinite(value) and (self._highest is None or value > self._highest):
             self._highest = value
             trainer.save_checkpoint(self._directory / BEST)

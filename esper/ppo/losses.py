@@ -69,9 +69,9 @@ def masked_mean(total: Tensor, count: Tensor) -> Tensor:
     return torch.where(count > 0, total / torch.where(count > 0, count, 1.0), 0.0)
 
 
-def normalised(advantages: Tensor, mean: Tensor, std: Tensor, *, least: float) -> Tensor:
+def normalised(advantages: Tensor, mean: Tensor, std: Tensor, *, min_std: float) -> Tensor:
     """Advantages in standard deviations from their mean; a deviation counts at least `least`."""
-    return (advantages - mean) / std.clamp(min=least)
+    return (advantages - mean) / std.clamp(min=min_std)
 
 
 def explained_variance(error: Tensor, spread: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """PPO as a LightningModule: a batch is a whole round of episodes, a training step is a whole update."""
 
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,20 +12,18 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from esper.controllers import Policy
 from esper.environment import gradient_health
-from esper.ppo.agree import largest, ranks, share, summed
+from esper.ppo.distributed import reduce_max, reduce_mean, reduce_sum, world_size
 from esper.ppo.losses import annealed
+from esper.ppo.metadata import CheckpointMetadata, Counters
+from esper.ppo.return_scale import ReturnScale
 from esper.ppo.rollout import Rollout
-from esper.ppo.scale import ReturnScale
-from esper.ppo.settings import Settings
-from esper.ppo.update import Counts, Figures, Targets, piece, prepare
-from esper.seeding import generator
+from esper.ppo.settings import PPOSettings
+from esper.ppo.update import MinibatchMetrics, StepCounts, UpdateTargets, minibatch_loss, prepare_targets
+from esper.rng import make_generator
 
 ADAM_EPS = 1e-5  # as in the first PPO implementations; 1e-8 makes early steps erratic
 KL_MARGIN = 1.5  # times the target, at which an update ends
 PATIENCE = 3  # updates in a row with a skipped minibatch before the run stops
-
-
-VERSION = 1  # of checkpoints; what each holds is written down where they are read
 
 
 class DivergedError(RuntimeError):
@@ -32,19 +31,7 @@ class DivergedError(RuntimeError):
 
 
 @dataclass
-class Counters:
-    """How far a run has come, over all ranks."""
-
-    rounds: int = 0
-    episodes: int = 0
-    decisions: int = 0
-    updates: int = 0  # optimizer steps
-    skipped: int = 0  # minibatches that were not finite
-    bad: int = 0  # updates in a row with one of them
-
-
-@dataclass
-class Tally:
+class UpdateStats:
     """What an update did, over its minibatches."""
 
     steps: int = 0
@@ -61,22 +48,22 @@ class PPO(LightningModule):
     Arguments:
         policy: the network
         settings: of the algorithm
-        seed: of the run, for the order of episodes in minibatches
+        run_seed: for the order of episodes in minibatches
     """
 
-    def __init__(self, policy: Policy, settings: Settings, seed: int) -> None:
+    def __init__(self, policy: Policy, settings: PPOSettings, run_seed: int) -> None:
         super().__init__()
         unknown = set(settings.entropy_weights or {}) - set(policy.layout.head_names)
         if unknown:
             known = ", ".join(policy.layout.head_names)
             raise ValueError(f"ppo.entropy_weights: {', '.join(sorted(unknown))} is no head; there are {known}.")
         self.automatic_optimization = False
-        self.policy, self.settings, self.run_seed = policy, settings, seed
+        self.policy, self.settings, self.run_seed = policy, settings, run_seed
         self.scale = ReturnScale(settings.return_momentum)
         self.counters = Counters()
-        self.earlier: dict[str, float | None] = {}  # what went into the policy that this one began with
-        self.validated: int | None = None  # rounds done when it was last validated
-        self.latest: dict[str, float] = {}  # every figure as it was last reported
+        self.start_cost: Mapping[str, float | None] = {}  # what went into the policy that this one began with
+        self.validated_round: int | None = None  # rounds done when it was last validated
+        self.latest_metrics: dict[str, float] = {}  # every figure as it was last reported
         self.optimizer_state: dict[str, Any] | None = None  # of a checkpoint, until there is an optimizer
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -99,14 +86,14 @@ class PPO(LightningModule):
             self.optimizer_state = None
         return optimizer
 
-    def training_step(self, rollout: Rollout, batch_idx: int) -> dict[str, Targets]:
+    def training_step(self, rollout: Rollout, batch_idx: int) -> dict[str, UpdateTargets]:
         started = time.perf_counter()
-        targets = prepare(rollout, self.policy, self.scale, self.settings)
+        targets = prepare_targets(rollout, self.policy, self.scale, self.settings)
         tally = self._learn(rollout, targets)
         counters = self.counters
         counters.rounds += 1
-        counters.episodes += len(rollout.seeds) * ranks()
-        counters.decisions += int(summed(rollout.valid.sum()))
+        counters.episodes += len(rollout.episode_seeds) * world_size()
+        counters.decisions += int(reduce_sum(rollout.valid.sum()))
         counters.updates += tally.steps
         counters.skipped += tally.skipped
         counters.bad = counters.bad + 1 if tally.skipped else 0
@@ -119,13 +106,13 @@ class PPO(LightningModule):
             "policy/epochs": tally.epochs,
             "policy/kl_stop": float(tally.stopped),
             "time/update": time.perf_counter() - started,
-            "time/decisions_per_second": rollout.decisions * ranks() / seconds,
+            "time/decisions_per_second": rollout.decisions * world_size() / seconds,
         }
         if rollout.samples:
-            update["time/samples_per_second"] = rollout.samples * ranks() / seconds
-        self.report({**summary(rollout), **update})
+            update["time/samples_per_second"] = rollout.samples * world_size() / seconds
+        self.report_metrics({**round_metrics(rollout), **update})
         collector = self.trainer.datamodule  # type: ignore[attr-defined]
-        if collector is not None and collector.spent(counters.decisions):
+        if collector is not None and collector.budget_exhausted(counters.decisions):
             self.trainer.should_stop = True
         if counters.bad >= PATIENCE:
             raise DivergedError(
@@ -135,19 +122,21 @@ class PPO(LightningModule):
         return {"targets": targets}
 
     def validation_step(self, rollout: Rollout, batch_idx: int) -> None:
-        self.validated = self.counters.rounds
-        figures = {key.split("/")[1]: value for key, value in summary(rollout).items() if not key.startswith("time/")}
-        self.report({f"validation/{rollout.kind}_{name}": value for name, value in figures.items()})
+        self.validated_round = self.counters.rounds
+        figures = {
+            key.split("/")[1]: value for key, value in round_metrics(rollout).items() if not key.startswith("time/")
+        }
+        self.report_metrics({f"validation/{rollout.kind}_{name}": value for name, value in figures.items()})
 
-    def _learn(self, rollout: Rollout, targets: Targets) -> Tally:
+    def _learn(self, rollout: Rollout, targets: UpdateTargets) -> UpdateStats:
         """Passes over the round, until they are done or the policy has moved far enough."""
-        settings, counters, tally = self.settings, self.counters, Tally()
+        settings, counters, tally = self.settings, self.counters, UpdateStats()
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         for group in optimizer.param_groups:
             group["lr"] = annealed(settings.lr, settings.lr_final, settings.lr_rounds, counters.rounds)
-        shuffle = generator("shuffle", self.run_seed, counters.rounds)
-        episodes = len(rollout.seeds)
+        shuffle = make_generator("shuffle", self.run_seed, counters.rounds)
+        episodes = len(rollout.episode_seeds)
         for _ in range(settings.epochs):
             order = torch.randperm(episodes, generator=shuffle).to(rollout.valid.device)
             tally.epochs += 1
@@ -166,17 +155,17 @@ class PPO(LightningModule):
                 tally.steps += 1
         return tally
 
-    def _gradients(self, rollout: Rollout, targets: Targets, rows: Tensor) -> tuple[dict[str, float], float]:
+    def _gradients(self, rollout: Rollout, targets: UpdateTargets, rows: Tensor) -> tuple[dict[str, float], float]:
         """Clipped gradients of one minibatch, its figures, and the gradients' norm before clipping."""
         settings, policy = self.settings, self.policy
         bonus = annealed(settings.entropy, settings.entropy_final, settings.entropy_rounds, self.counters.rounds)
-        counts = Counts.of(rollout, targets, rows)
+        counts = StepCounts.of(rollout, targets, rows)
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         optimizer.zero_grad(set_to_none=True)
-        total: Figures | None = None
+        total: MinibatchMetrics | None = None
         for some in rows.tensor_split(settings.accumulate):
-            loss, figures = piece(policy, rollout, targets, some, counts, settings, bonus)
+            loss, figures = minibatch_loss(policy, rollout, targets, some, counts, settings, bonus)
             self.manual_backward(loss)
             total = figures if total is None else total + figures
         assert total is not None
@@ -187,41 +176,39 @@ class PPO(LightningModule):
         }
         norms["health/policy"] = gradient_health(list(policy.parameters()), settings.grad_clip)
         norm = clip_grad_norm_(policy.parameters(), settings.grad_clip, foreach=True)
-        ends = largest(torch.stack([total.largest, -total.smallest]))
+        ends = reduce_max(torch.stack([total.largest, -total.smallest]))
         total = replace(total, largest=ends[0], smallest=-ends[1])
         named = {**total.named(policy.layout.head_names), **norms}
         values = torch.stack([*named.values(), norm.to(total.policy)])
-        *agreed, before = share(values).tolist()
+        *agreed, before = reduce_mean(values).tolist()
         return {**dict(zip(named, agreed, strict=True)), "policy/entropy_bonus": bonus}, before
 
-    def report(self, figures: dict[str, float]) -> None:
+    def report_metrics(self, figures: dict[str, float]) -> None:
         """Figures against our own count of decisions, since Lightning's counts optimizer steps.
 
         Ranks have agreed on them already, but for seconds and memory, of which each has its own.
         """
-        self.latest.update(figures)
+        self.latest_metrics.update(figures)
         self.log_dict(figures, logger=False, on_step=False, on_epoch=True, batch_size=1)
         for logger in self.loggers:
             logger.log_metrics({**figures, "round": self.counters.rounds}, step=self.counters.decisions)
 
-    def description(self) -> dict[str, Any]:
-        """What a checkpoint says of itself, as plain data."""
-        return {
-            "version": VERSION,
-            "layout": self.policy.layout.plain(),
-            "sizes": dict(self.policy.sizes),
-            "compile": self.policy.compile_mode,
-            "seed": self.run_seed,
-            "counters": asdict(self.counters),
-            "earlier": dict(self.earlier),
-            "generator": torch.get_rng_state(),
-        }
+    def metadata(self) -> CheckpointMetadata:
+        return CheckpointMetadata(
+            layout=self.policy.layout,
+            sizes=self.policy.sizes,
+            seed=self.run_seed,
+            counters=self.counters,
+            compile=self.policy.compile_mode,
+            start_cost=self.start_cost,
+            generator=torch.get_rng_state(),
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["esper"] = self.description()
+        checkpoint["esper"] = self.metadata().to_dict()
 
 
-def summary(rollout: Rollout) -> dict[str, float]:
+def round_metrics(rollout: Rollout) -> dict[str, float]:
     """What the episodes of a round came to, as means over them, and how the policy acted."""
     valid = rollout.valid
     figures = {f"episode/{name}": values.float().mean() for name, values in rollout.outcome.items()}
@@ -230,5 +217,5 @@ def summary(rollout: Rollout) -> dict[str, float]:
     op = rollout.each("op")
     for index, name in enumerate(rollout.layout.ops):
         figures[f"policy/op_{name}"] = ((op == index) & valid).sum() / valid.sum()
-    found = share(torch.stack([figure.to(valid.device).double() for figure in figures.values()])).tolist()
+    found = reduce_mean(torch.stack([figure.to(valid.device).double() for figure in figures.values()])).tolist()
     return {**dict(zip(figures, found, strict=True)), **{f"time/{name}": s for name, s in rollout.seconds.items()}}

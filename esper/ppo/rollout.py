@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.controllers import Choice, State
+from esper.controllers import LSTMState, PolicyDecision
 from esper.lifecycle import Layout, Masks
 
 PADDING_OPTION = 0  # the one legal option on steps behind an episode's end, so that distributions there are defined
@@ -22,7 +22,7 @@ class Rollout:
     """
 
     layout: Layout
-    seeds: list[int]
+    episode_seeds: list[int]
     raw_base: Tensor  # [envs, steps, features]
     raw_slots: Tensor  # [envs, steps, slots, features]
     base: Tensor
@@ -37,16 +37,16 @@ class Rollout:
     terminated: Tensor  # bool [envs, steps]
     truncated: Tensor  # bool [envs, steps]
     valid: Tensor  # bool [envs, steps]
-    state: State  # at the start, [layers, envs, hidden]
+    state: LSTMState  # at the start, [layers, envs, hidden]
     kind: str = "training"  # or sampled, greedy: validation
     outcome: dict[str, Tensor] = field(default_factory=dict)  # [envs], what the episodes came to
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
     samples: float = 0.0  # that hosts were trained on
 
     @classmethod
-    def empty(cls, seeds: list[int], steps: int, layout: Layout, state: State) -> "Rollout":
+    def empty(cls, episode_seeds: list[int], steps: int, layout: Layout, state: LSTMState) -> "Rollout":
         """Room for an episode of each seed; `state` is the policy's at the start."""
-        device, envs = state[0].device, len(seeds)
+        device, envs = state[0].device, len(episode_seeds)
         if state[0].shape[1] != envs:
             raise ValueError(f"rollout: the policy's state is of {state[0].shape[1]} episodes, but there are {envs}.")
 
@@ -65,7 +65,7 @@ class Rollout:
         }
         return cls(
             layout=layout,
-            seeds=seeds,
+            episode_seeds=episode_seeds,
             raw_base=floats(layout.base),
             raw_slots=floats(slots, layout.slot),
             base=floats(layout.base),
@@ -83,7 +83,7 @@ class Rollout:
             state=state,
         )
 
-    def write(self, step: int, choice: Choice, alive: Tensor) -> None:
+    def write(self, step: int, choice: PolicyDecision, alive: Tensor) -> None:
         """A decision of the episodes that are `alive` [envs]; what goes on in others is left as padding."""
         if not 0 <= step < self.valid.shape[1]:
             raise ValueError(f"rollout: step {step} is beyond the {self.valid.shape[1]} there is room for.")

@@ -5,11 +5,11 @@ from typing import get_type_hints
 
 VALUE_LOSSES = ("clipped", "huber", "squared")
 WEIGHTINGS = ("active", "joint")
-FORETOLD = ("episode", "rest", None)
+VALUE_TARGETS = ("episode", "rest", None)
 
 
 @dataclass(frozen=True)
-class Settings:
+class PPOSettings:
     """Everything PPO can be told; no schedule depends on how long a run will be.
 
     Arguments:
@@ -47,7 +47,7 @@ class Settings:
     clip: float
     target_kl: float | None
     head_weighting: str
-    foretells: str | None
+    value_target: str | None
     value_coef: float
     value_loss: str
     value_bound: float
@@ -55,7 +55,7 @@ class Settings:
     entropy_final: float | None
     entropy_rounds: int
     grad_clip: float
-    advantage_least: float
+    advantage_min_std: float
     return_momentum: float | None
     entropy_weights: dict[str, float] | None
 
@@ -70,7 +70,7 @@ class Settings:
             value = getattr(self, key)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"ppo.{key}={value}: must be a whole number of at least 1.")
-        for key in ("lr", "clip", "value_bound", "grad_clip", "advantage_least"):
+        for key in ("lr", "clip", "value_bound", "grad_clip", "advantage_min_std"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"ppo.{key}={getattr(self, key)}: must be above 0.")
         for key in ("weight_decay", "value_coef", "entropy", "lr_final", "entropy_final"):
@@ -81,14 +81,20 @@ class Settings:
                 raise ValueError(f"ppo.{key}={getattr(self, key)}: must be between 0 and 1.")
         if self.target_kl is not None and self.target_kl <= 0:
             raise ValueError(f"ppo.target_kl={self.target_kl}: must be above 0, or null for no limit.")
-        for key, allowed in (("value_loss", VALUE_LOSSES), ("head_weighting", WEIGHTINGS), ("foretells", FORETOLD)):
+        for key, allowed in (
+            ("value_loss", VALUE_LOSSES),
+            ("head_weighting", WEIGHTINGS),
+            ("value_target", VALUE_TARGETS),
+        ):
             if getattr(self, key) not in allowed:
                 words = ", ".join("null" if value is None else value for value in allowed)
                 raise ValueError(f"ppo.{key}={getattr(self, key)}: must be one of {words}.")
-        if self.foretells == "episode" and self.gamma != 1:
-            raise ValueError(f"ppo.foretells=episode: must be rest where gamma={self.gamma} discounts what is to come.")
+        if self.value_target == "episode" and self.gamma != 1:
+            raise ValueError(
+                f"ppo.value_target=episode: must be rest where gamma={self.gamma} discounts what is to come."
+            )
 
     @property
-    def whole(self) -> bool:
+    def predicts_episode_return(self) -> bool:
         """Whether the critic foretells the return of whole episodes."""
-        return self.gamma == 1 if self.foretells is None else self.foretells == "episode"
+        return self.gamma == 1 if self.value_target is None else self.value_target == "episode"

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from esper.controllers import Moments, Policy
 from esper.lifecycle import active, available
-from esper.ppo.agree import share, summed
+from esper.ppo.distributed import reduce_mean, reduce_sum
 from esper.ppo.gae import gae
 from esper.ppo.losses import explained_variance, masked_mean, normalised, surrogate, value_loss
+from esper.ppo.return_scale import ReturnScale
 from esper.ppo.rollout import Rollout
-from esper.ppo.scale import ReturnScale
-from esper.ppo.settings import Settings
+from esper.ppo.settings import PPOSettings
 
 
 @dataclass(frozen=True)
-class Targets:
+class UpdateTargets:
     """What the episodes of a round teach."""
 
     advantages: Tensor  # [envs, steps], normalised over decision steps
@@ -28,25 +28,27 @@ class Targets:
     figures: dict[str, float]
 
 
-def prepare(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: Settings) -> Targets:
+def prepare_targets(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: PPOSettings) -> UpdateTargets:
     """Advantages, returns and masks; also folds the round into the statistics of observations and returns."""
-    policy.fold(summed(policy.moments(rollout.raw_base, rollout.raw_slots, rollout.valid)))
-    paid = rollout.reward.cumsum(1) * settings.whole  # after each step; the critic's estimates are of that and the rest
-    before = paid - rollout.reward * settings.whole
+    policy.fold(reduce_sum(policy.moments(rollout.raw_base, rollout.raw_slots, rollout.valid)))
+    paid = (
+        rollout.reward.cumsum(1) * settings.predicts_episode_return
+    )  # after each step; the critic's estimates are of that and the rest
+    before = paid - rollout.reward * settings.predicts_episode_return
     values, next_values = scale.unscaled(rollout.value) - before, scale.unscaled(rollout.next_value) - paid
     advantages = gae(
         rollout.reward, values, next_values, rollout.terminated, rollout.truncated,
         gamma=settings.gamma, lam=settings.lam,
     )  # fmt: skip
     returns = advantages + values
-    scale.fold(summed(Moments.of((returns + before).unsqueeze(-1), rollout.valid).packed()), policy.critic)
+    scale.fold(reduce_sum(Moments.of((returns + before).unsqueeze(-1), rollout.valid).packed()), policy.critic)
     masks = rollout.masks.each(lambda mask: mask.flatten(0, 1))
     shape, valid = rollout.action.shape, rollout.valid.unsqueeze(-1)
     took_part = active(masks, rollout.each("op").flatten(), rollout.layout, policy.masked).view(shape) & valid
     decision = took_part.any(-1)
     parts = torch.stack([returns, returns - values, advantages, values], -1)
-    every = Moments.unpacked(summed(Moments.of(parts, rollout.valid).packed()))
-    chosen = Moments.unpacked(summed(Moments.of(advantages.unsqueeze(-1), decision).packed()))
+    every = Moments.unpacked(reduce_sum(Moments.of(parts, rollout.valid).packed()))
+    chosen = Moments.unpacked(reduce_sum(Moments.of(advantages.unsqueeze(-1), decision).packed()))
     mean, std = chosen.mean[0], chosen.variance[0].sqrt()
     figures = {
         "losses/explained_variance": explained_variance(every.variance[1], every.variance[0]),
@@ -59,8 +61,8 @@ def prepare(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: Sett
         "policy/value_std": every.variance[3].sqrt(),
     }
     found = torch.stack([figure.double() for figure in figures.values()]).tolist()
-    return Targets(
-        advantages=normalised(advantages, mean, std, least=settings.advantage_least).to(advantages.dtype),
+    return UpdateTargets(
+        advantages=normalised(advantages, mean, std, min_std=settings.advantage_min_std).to(advantages.dtype),
         returns=scale.scaled(returns + before),
         values=scale.scaled(values + before),
         active=took_part,
@@ -71,7 +73,7 @@ def prepare(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: Sett
 
 
 @dataclass(frozen=True)
-class Counts:
+class StepCounts:
     """How many steps of a minibatch each mean is over; with several ranks a rank's share of all."""
 
     valid: Tensor  # []
@@ -80,16 +82,16 @@ class Counts:
     available: Tensor  # [heads]
 
     @classmethod
-    def of(cls, rollout: Rollout, targets: Targets, rows: Tensor) -> "Counts":
+    def of(cls, rollout: Rollout, targets: UpdateTargets, rows: Tensor) -> "StepCounts":
         parts = [rollout.valid[rows].sum().reshape(1), targets.decision[rows].sum().reshape(1)]
         parts += [targets.active[rows].sum((0, 1)), targets.available[rows].sum((0, 1))]
-        packed = share(torch.cat(parts).float())
+        packed = reduce_mean(torch.cat(parts).float())
         took_part, could = packed[2:].chunk(2)
         return cls(packed[0], packed[1], took_part, could)
 
 
 @dataclass(frozen=True)
-class Figures:
+class MinibatchMetrics:
     """Of one minibatch; pieces of it may be added up."""
 
     policy: Tensor  # []
@@ -112,16 +114,22 @@ class Figures:
             **{f"policy/{name}_{head}": part[i] for name, part in by_head.items() for i, head in enumerate(heads)},
         }
 
-    def __add__(self, other: "Figures") -> "Figures":
+    def __add__(self, other: "MinibatchMetrics") -> "MinibatchMetrics":
         added = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         added["largest"] = torch.maximum(self.largest, other.largest)
         added["smallest"] = torch.minimum(self.smallest, other.smallest)
-        return Figures(**added)
+        return MinibatchMetrics(**added)
 
 
-def piece(
-    policy: Policy, rollout: Rollout, targets: Targets, rows: Tensor, counts: Counts, settings: Settings, bonus: float
-) -> tuple[Tensor, Figures]:
+def minibatch_loss(
+    policy: Policy,
+    rollout: Rollout,
+    targets: UpdateTargets,
+    rows: Tensor,
+    counts: StepCounts,
+    settings: PPOSettings,
+    bonus: float,
+) -> tuple[Tensor, MinibatchMetrics]:
     """The loss of the episodes in `rows`, as their part of a minibatch; `bonus` is the weight of entropy.
 
     Sequences run again from the state they started with, so that several passes are exact.
@@ -150,7 +158,7 @@ def piece(
         [(settings.entropy_weights or {}).get(head, 1.0) for head in rollout.layout.head_names]
     )
     loss = policy_loss + settings.value_coef * critic_loss - bonus * (entropy * weights).sum() / len(weights)
-    figures = Figures(
+    figures = MinibatchMetrics(
         policy=policy_loss.detach(),
         value=critic_loss.detach(),
         kl=masked_mean(part.kl, counts.decision),

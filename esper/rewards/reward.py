@@ -13,7 +13,7 @@ Term = Callable[[StepRecord], Tensor]  # -> float32 [envs]
 
 
 @dataclass(frozen=True)
-class Payment:
+class RewardBreakdown:
     """What a step earned: the total [envs], its parts by term, and which detectors found something [envs, slots]."""
 
     total: Tensor
@@ -33,10 +33,10 @@ class Reward:
             raise ValueError("reward.terms: must name at least one term.")
         self.terms: dict[str, Term] = dict(terms)
 
-    def __call__(self, record: StepRecord) -> Payment:
+    def __call__(self, record: StepRecord) -> RewardBreakdown:
         parts = {name: term(record) for name, term in self.terms.items()}
         findings = {name: detect(record) for name, detect in DETECTORS.items()}
-        return Payment(torch.stack(list(parts.values())).sum(0), parts, findings)
+        return RewardBreakdown(torch.stack(list(parts.values())).sum(0), parts, findings)
 
     @property
     def gammas(self) -> dict[str, float]:

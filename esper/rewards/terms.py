@@ -64,7 +64,7 @@ EPOCH_POTENTIAL, MOST_EPOCH_POTENTIAL = 0.3, 2.0  # for each epoch in a live sta
 def potential(slots: Slots) -> Tensor:
     """A function of the whole state, [envs]: the sum over slots of what their stage promises."""
     of_stage = torch.tensor([POTENTIALS.get(stage, 0.0) for stage in Stage])[slots.stage]
-    waited = (EPOCH_POTENTIAL * slots.epochs_in_stage).clamp(max=MOST_EPOCH_POTENTIAL)
+    waited = (EPOCH_POTENTIAL * slots.steps_in_stage).clamp(max=MOST_EPOCH_POTENTIAL)
     return (of_stage + torch.where(slots.live, waited, torch.zeros_like(waited))).sum(1)
 
 
@@ -145,15 +145,15 @@ class RatioPenalty:
 
     weight: float
     threshold: float  # ratio of contribution to gain that is still believed
-    least_gain: float  # points; below, only the contribution counts
-    most: float
+    min_gain: float  # points; below, only the contribution counts
+    cap: float
 
     def __call__(self, record: StepRecord) -> Tensor:
         contribution, gained = record.now.contribution, record.now.progress
-        floor = max(self.least_gain, SMALLEST)
+        floor = max(self.min_gain, SMALLEST)
         ratio = contribution / gained.clamp(min=floor)
-        excess = (self.most / 3 * (ratio - self.threshold) / self.threshold).clamp(0, self.most)
-        little = self.most * (contribution / 10).clamp(0, 1)
+        excess = (self.cap / 3 * (ratio - self.threshold) / self.threshold).clamp(0, self.cap)
+        little = self.cap * (contribution / 10).clamp(0, 1)
         penalty = torch.where(gained > floor, excess, little)
         return self.weight * torch.nan_to_num(torch.where(contribution > 1, penalty, 0.0), nan=0.0).sum(1)
 
@@ -163,13 +163,13 @@ class BlendingWarning:
     """For each blending seed since whose germination the host has lost: first + more for each epoch, at most `most`."""
 
     weight: float
-    first: float
-    more: float
-    most: float
+    base: float
+    per_step: float
+    cap: float
 
     def __call__(self, record: StepRecord) -> Tensor:
         bad = (record.after.stage == Stage.BLENDING) & ~record.after.blending_out & (record.now.progress < 0)
-        size = (self.first + self.more * record.after.epochs_in_stage).clamp(max=self.most)
+        size = (self.base + self.per_step * record.after.steps_in_stage).clamp(max=self.cap)
         return self.weight * (size * bad).sum(1)
 
 
@@ -179,14 +179,14 @@ class Indecision:
 
     weight: float
     grace: int  # epochs
-    first: float
-    more: float
-    most: float
+    base: float
+    per_step: float
+    cap: float
 
     def __call__(self, record: StepRecord) -> Tensor:
-        over = record.after.epochs_in_stage - self.grace
+        over = record.after.steps_in_stage - self.grace
         held = (record.after.stage == Stage.HOLDING) & (over >= 0) & (record.after.contribution > 0)
-        return self.weight * ((self.first + self.more * over).clamp(max=self.most) * held).sum(1)
+        return self.weight * ((self.base + self.per_step * over).clamp(max=self.cap) * held).sum(1)
 
 
 @dataclass(frozen=True)
@@ -197,20 +197,20 @@ class FossilizeShaping:
     """
 
     weight: float
-    enough: float  # points
+    min_contribution: float  # points
     base: float
     per_point: float
-    most: float
-    too_little: float
-    legitimate: int
+    cap: float
+    penalty: float
+    full_credit_steps: int
 
     def __call__(self, record: StepRecord) -> Tensor:
         contribution = torch.nan_to_num(record.before.contribution, nan=0.0)
-        share = (record.before.epochs_in_stage / self.legitimate).clamp(max=1)
+        share = (record.before.steps_in_stage / self.full_credit_steps).clamp(max=1)
         earned = credit(contribution, record.earlier.progress)
-        good = (self.base + self.per_point * earned).clamp(max=self.most) * share
-        bad = (contribution < self.enough) | (record.earlier.progress < 0)
-        value = torch.where(bad, torch.full_like(good, -self.too_little), good)
+        good = (self.base + self.per_point * earned).clamp(max=self.cap) * share
+        bad = (contribution < self.min_contribution) | (record.earlier.progress < 0)
+        value = torch.where(bad, torch.full_like(good, -self.penalty), good)
         return self.weight * (value * record.entered[..., Stage.FOSSILIZED]).sum(1)
 
 
@@ -219,31 +219,31 @@ class PruneShaping:
     """For each seed pruned: a little for a harmful one, a bounded loss for a useful one."""
 
     weight: float
-    harmful: float
-    useful: float
+    harmful_bonus: float
+    useful_penalty: float
     per_point: float
-    most: float
+    cap: float
 
     def __call__(self, record: StepRecord) -> Tensor:
         chosen = torch.arange(record.before.stage.shape[1]) == record.decision.slot.unsqueeze(1)
         pruned = chosen & (record.decision.op == Op.PRUNE).unsqueeze(1)
         contribution = torch.nan_to_num(record.before.contribution, nan=0.0)
-        loss = (self.useful + self.per_point * contribution).clamp(max=self.most)
-        value = torch.where(contribution < 0, torch.full_like(loss, self.harmful), -loss)
+        loss = (self.useful_penalty + self.per_point * contribution).clamp(max=self.cap)
+        value = torch.where(contribution < 0, torch.full_like(loss, self.harmful_bonus), -loss)
         value = torch.where(record.before.contribution.isnan(), torch.zeros_like(value), value)
         return self.weight * (value * pruned).sum(1)
 
 
 @dataclass(frozen=True)
 class EarlyPrune:
-    """A price for pruning a seed younger than `age` epochs."""
+    """A price for pruning a seed younger than `min_age` steps."""
 
     weight: float
-    age: int
+    min_age: int
 
     def __call__(self, record: StepRecord) -> Tensor:
         chosen = torch.arange(record.before.stage.shape[1]) == record.decision.slot.unsqueeze(1)
-        young = chosen & (record.before.age < self.age)
+        young = chosen & (record.before.age < self.min_age)
         return self.weight * (young.any(1) & (record.decision.op == Op.PRUNE)).float()
 
 
@@ -276,10 +276,10 @@ class FinalFossils:
     """How many fossils contributed at least `enough` points when last measured, at the end."""
 
     weight: float
-    enough: float
+    min_contribution: float
 
     def __call__(self, record: StepRecord) -> Tensor:
-        good = (record.after.stage == Stage.FOSSILIZED) & (record.after.contribution >= self.enough)
+        good = (record.after.stage == Stage.FOSSILIZED) & (record.after.contribution >= self.min_contribution)
         return self.weight * _at_the_end(record, good.sum(1).float())
 
 
@@ -315,10 +315,10 @@ class LossImprovement:
 
     weight: float
     sigma: float
-    most: float
+    cap: float
 
     def __call__(self, record: StepRecord) -> Tensor:
-        fall = ((record.earlier.loss - record.now.loss) / self.sigma).clamp(-self.most, self.most)
+        fall = ((record.earlier.loss - record.now.loss) / self.sigma).clamp(-self.cap, self.cap)
         return self.weight * torch.where(fall < 0, fall / 2, fall)
 
 

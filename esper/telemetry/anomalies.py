@@ -13,15 +13,15 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from esper.ppo import PPO, Rollout
-from esper.ppo.agree import summed
-from esper.telemetry.checks import CHECKS, Finding, Remembered, Thresholds, check_all
-from esper.telemetry.health import RatioDiagnostic, second_look
-from esper.telemetry.lines import RoundFile
+from esper.ppo.distributed import reduce_sum
+from esper.telemetry.checks import CHECKS, CheckState, Finding, Thresholds, check_all
+from esper.telemetry.health import RatioDiagnostic, reevaluate
+from esper.telemetry.round_file import RoundFile
 
 log = logging.getLogger(__name__)
 
 
-class Attention:
+class DetailWindow:
     """How closely a run is looked at: more closely for some rounds after a finding."""
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class Anomalies(Callback):
     def __init__(
         self,
         directory: str | Path,
-        attention: Attention,
+        attention: DetailWindow,
         rounds: int,
         decisions: int | None,
         *,
         thresholds: Mapping[str, Any],
         off: Sequence[str],
         on: str,
-        closely: int,
+        detail_rounds: int,
     ) -> None:
         unknown = [name for name in off if name not in CHECKS]
         if unknown:
@@ -67,10 +67,10 @@ class Anomalies(Callback):
         except TypeError as error:
             raise ValueError(f"callbacks.anomalies.thresholds: {error}.") from None
         self._file, self._attention, self._rounds = RoundFile(Path(directory) / "anomalies.jsonl"), attention, rounds
-        self._off, self._on, self._closely, self._decisions = tuple(off), on, closely, decisions
+        self._off, self._on, self._closely, self._decisions = tuple(off), on, detail_rounds, decisions
         if not self._thresholds.value or "other" not in self._thresholds.entropy:
             raise ValueError("callbacks.anomalies.thresholds: value must have a pair, and entropy the entry other.")
-        self._remembered, self._count = Remembered(), 0
+        self._remembered, self._count = CheckState(), 0
 
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -83,28 +83,28 @@ class Anomalies(Callback):
         assert isinstance(pl_module, PPO)
         assert isinstance(batch, Rollout)
         rounds, targets = pl_module.counters.rounds, outputs["targets"]
-        could = summed(targets.available.sum((0, 1))).tolist()
+        could = reduce_sum(targets.available.sum((0, 1))).tolist()
         heads = dict(zip(batch.layout.head_names, could, strict=True))
-        figures = {**pl_module.latest, **{f"policy/available_{head}": float(n) for head, n in heads.items()}}
+        figures = {**pl_module.latest_metrics, **{f"policy/available_{head}": float(n) for head, n in heads.items()}}
         progress = max(rounds / self._rounds, pl_module.counters.decisions / (self._decisions or math.inf))
         found = check_all(figures, self._thresholds, self._remembered, progress, self._off)
         self._count += len(found)
-        pl_module.report({"health/anomalies": self._count})
-        anywhere = bool(summed(torch.tensor(float(len(found)), device=pl_module.device)))
+        pl_module.report_metrics({"health/anomalies": self._count})
+        anywhere = bool(reduce_sum(torch.tensor(float(len(found)), device=pl_module.device)))
         if anywhere:
             self._attention.until = rounds + self._closely
         for finding in found:
             detail: dict[str, Any] = {}
             if finding.check.startswith("ratio"):
-                log_prob, _ = second_look(pl_module, batch)
+                log_prob, _ = reevaluate(pl_module, batch)
                 bounds = {"low": self._thresholds.ratio_low, "high": self._thresholds.ratio_high}
                 detail = {"ratios": asdict(RatioDiagnostic.of(log_prob, batch, targets.active, **bounds))}
-            self._tell(trainer, pl_module, finding, detail)
+            self._report(trainer, pl_module, finding, detail)
         if anywhere and self._on == "stop":
             trainer.should_stop = True
 
     @rank_zero_only
-    def _tell(self, trainer: Trainer, module: PPO, finding: Finding, detail: Mapping[str, Any]) -> None:
+    def _report(self, trainer: Trainer, module: PPO, finding: Finding, detail: Mapping[str, Any]) -> None:
         counters = module.counters
         log.warning("round %d: %s", counters.rounds, finding.sentence)
         where = {"round": counters.rounds, "decisions": counters.decisions}
@@ -122,5 +122,5 @@ class Anomalies(Callback):
         return {"remembered": asdict(self._remembered), "count": self._count, "until": self._attention.until}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._remembered, self._count = Remembered(**state_dict["remembered"]), state_dict["count"]
+        self._remembered, self._count = CheckState(**state_dict["remembered"]), state_dict["count"]
         self._attention.until = state_dict["until"]

@@ -27,7 +27,7 @@ class Thresholds:
     ratio_low: float
     entropy: dict[str, float]
     patience: int
-    recovered: float
+    recovery_factor: float
     kl: float
     value: list[list[float]]
     drift: float
@@ -35,7 +35,7 @@ class Thresholds:
     warmup: int
     lstm_high: float
     lstm_low: float
-    unearned: float
+    unearned_steps: float
     rollbacks: float
 
 
@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclass
-class Remembered:
+class CheckState:
     """What checks know of earlier rounds; plain data."""
 
     low: dict[str, int] = field(default_factory=dict)  # rounds in a row with too little entropy, by head
@@ -61,14 +61,14 @@ class Remembered:
     skipped: float = 0.0
 
 
-Check = Callable[[Mapping[str, float], Thresholds, Remembered, float], list[Finding]]
+Check = Callable[[Mapping[str, float], Thresholds, CheckState, float], list[Finding]]
 
 
 def _limit(check: str, tag: str, bound: Callable[[Thresholds], float], what: str, *, above: bool) -> Check:
     """A figure that must not pass a bound."""
     word, sign = ("above", 1) if above else ("below", -1)
 
-    def look(figures: Mapping[str, float], t: Thresholds, remembered: Remembered, progress: float) -> list[Finding]:
+    def look(figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float) -> list[Finding]:
         value, limit = figures.get(tag), bound(t)
         if value is None or not sign * value > sign * limit:
             return []
@@ -81,7 +81,7 @@ _above, _below = partial(_limit, above=True), partial(_limit, above=False)
 
 
 def entropy_collapse(
-    figures: Mapping[str, float], t: Thresholds, remembered: Remembered, progress: float
+    figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float
 ) -> list[Finding]:
     """A head that has stopped exploring; a head that nobody could ask is left alone."""
     found = []
@@ -91,7 +91,7 @@ def entropy_collapse(
         if unknown or figures.get(f"policy/available_{head}") == 0:
             continue
         bound = t.entropy.get(head, t.entropy["other"])
-        if remembered.collapsed.get(head) and value > t.recovered * bound:
+        if remembered.collapsed.get(head) and value > t.recovery_factor * bound:
             remembered.collapsed[head] = False
         remembered.low[head] = remembered.low.get(head, 0) + 1 if value < bound else 0
         if remembered.low[head] >= t.patience and not remembered.collapsed.get(head):
@@ -102,7 +102,7 @@ def entropy_collapse(
 
 
 def value_collapse(
-    figures: Mapping[str, float], t: Thresholds, remembered: Remembered, progress: float
+    figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float
 ) -> list[Finding]:
     tag = "losses/explained_variance"
     bound = next((bound for until, bound in t.value if progress <= until), t.value[-1][1])
@@ -114,7 +114,7 @@ def value_collapse(
 
 
 def gradient_drift(
-    figures: Mapping[str, float], t: Thresholds, remembered: Remembered, progress: float
+    figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float
 ) -> list[Finding]:
     """The gradient norm against its own past."""
     tag = "health/gradient_norm"
@@ -128,7 +128,7 @@ def gradient_drift(
     return [Finding("gradient_drift", tag, value, past, sentence)]
 
 
-def non_finite(figures: Mapping[str, float], t: Thresholds, remembered: Remembered, progress: float) -> list[Finding]:
+def non_finite(figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float) -> list[Finding]:
     """Skipped minibatches, and figures that must be finite."""
     found = []
     skipped = figures.get("health/skipped", 0.0)
@@ -156,18 +156,21 @@ CHECKS: dict[str, Check] = {
     "reward_hacking": _above(
         "reward_hacking",
         "seeds/finding_reward_hacking",
-        lambda t: t.unearned,
+        lambda t: t.unearned_steps,
         "seeds get more credit than there is",
     ),
     "ransomware": _above(
-        "ransomware", "seeds/finding_ransomware", lambda t: t.unearned, "seeds made themselves needed without helping"
+        "ransomware",
+        "seeds/finding_ransomware",
+        lambda t: t.unearned_steps,
+        "seeds made themselves needed without helping",
     ),
     "rollbacks": _above("rollbacks", "seeds/rollbacks", lambda t: t.rollbacks, "the governor brought hosts back"),
 }
 
 
 def check_all(
-    figures: Mapping[str, float], thresholds: Thresholds, remembered: Remembered, progress: float, off: Sequence[str]
+    figures: Mapping[str, float], thresholds: Thresholds, remembered: CheckState, progress: float, off: Sequence[str]
 ) -> list[Finding]:
     """Every check that is not switched off, on one round's figures."""
     remembered.rounds += 1

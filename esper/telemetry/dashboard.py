@@ -11,13 +11,13 @@ from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from esper.ppo import PPO, Rollout
-from esper.records import HELD_OUT
-from esper.telemetry.anomalies import Attention
-from esper.telemetry.episodes import Episodes
-from esper.telemetry.glossary import layout
-from esper.telemetry.health import second_look
-from esper.telemetry.images import as_array, contributions, frontier, ops_over_rounds
-from esper.telemetry.timeline import diary, timeline
+from esper.records import HELD_OUT, EpisodeRecord
+from esper.telemetry.anomalies import DetailWindow
+from esper.telemetry.episodes import EpisodeBuffer
+from esper.telemetry.health import reevaluate
+from esper.telemetry.metrics import dashboard_layout
+from esper.telemetry.plots import as_array, contributions, frontier, ops_over_rounds
+from esper.telemetry.timeline import describe_episode, timeline
 
 COMPARED = ("episode/score", "validation/sampled_score", "validation/greedy_score", "losses/explained_variance")
 
@@ -36,8 +36,8 @@ class Dashboard(Callback):
     def __init__(
         self,
         settings: Mapping[str, Any],
-        episodes: Episodes | None,
-        attention: Attention,
+        episodes: EpisodeBuffer | None,
+        attention: DetailWindow,
         *,
         histograms: int,
         images: int,
@@ -45,7 +45,7 @@ class Dashboard(Callback):
         for name, every in (("histograms", histograms), ("images", images)):
             if every < 1:
                 raise ValueError(f"callbacks.dashboard.{name}={every}: must be at least 1.")
-        self._settings, self.gatherer, self._attention = dict(settings), episodes, attention
+        self._settings, self.episode_buffer, self._attention = dict(settings), episodes, attention
         self._histograms, self._images = histograms, images
         self._begun = False
         self._rounds: list[int] = []
@@ -82,26 +82,26 @@ class Dashboard(Callback):
     def _introduce(self, writer: SummaryWriter, module: PPO) -> None:
         """Pages, configuration and hyperparameters; a resumed run says them again, since they may not have been."""
         held_out = [f"validation/{kind}_score" for kind in HELD_OUT]
-        writer.add_custom_scalars(layout([*module.latest, *held_out]))
+        writer.add_custom_scalars(dashboard_layout([*module.latest_metrics, *held_out]))
         rows = [f"| {key} | {value} |" for key, value in self._settings.items()]
         writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]), module.counters.decisions)
-        for summary in hparams(compared(self._settings), dict.fromkeys(COMPARED)):  # type: ignore[no-untyped-call]
+        for summary in hparams(sweep_settings(self._settings), dict.fromkeys(COMPARED)):  # type: ignore[no-untyped-call]
             writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
 
     def _remember(self, module: PPO) -> None:
         self._rounds.append(module.counters.rounds)
         for op in module.policy.layout.ops:
-            self._history.setdefault(op, []).append(module.latest[f"policy/op_{op}"])
-        for episode in self.gatherer.latest["training"] if self.gatherer is not None else ():
-            last = episode["steps"][-1]
-            if last["score"] is not None:
-                self._ends["parameters"].append(float(episode["parameters"]))
-                self._ends["scores"].append(last["score"])
+            self._history.setdefault(op, []).append(module.latest_metrics[f"policy/op_{op}"])
+        for episode in self.episode_buffer.latest["training"] if self.episode_buffer is not None else ():
+            last = episode.steps[-1]
+            if last.score is not None:
+                self._ends["parameters"].append(float(episode.parameters))
+                self._ends["scores"].append(last.score)
 
     def _add_histograms(
         self, writer: SummaryWriter, module: PPO, rollout: Rollout, targets: Any, decisions: int
     ) -> None:
-        log_prob, _ = second_look(module, rollout)
+        log_prob, _ = reevaluate(module, rollout)
         uses = rollout.layout.uses(rollout.action.device)[rollout.each("op")] & rollout.valid.unsqueeze(-1)
         several: dict[str, Tensor] = {
             f"actions/{head}": rollout.action[..., index][uses[..., index]]
@@ -117,8 +117,8 @@ class Dashboard(Callback):
     def _draw(self, writer: SummaryWriter, module: PPO, rounds: int, decisions: int) -> None:
         self._drawn = rounds
         pictures = {"pictures/ops": ops_over_rounds(self._rounds, self._history)}
-        if self.gatherer is not None:
-            episodes = sorted(self.gatherer.latest["training"], key=_score)
+        if self.episode_buffer is not None:
+            episodes = sorted(self.episode_buffer.latest["training"], key=_score)
             worst, best = episodes[0], episodes[-1]
             titled = {f"{name} of round {rounds}: score {_score(each):.2f}": each
                       for name, each in (("best", best), ("worst", worst))}  # fmt: skip
@@ -126,7 +126,7 @@ class Dashboard(Callback):
             pictures["pictures/contribution"] = contributions(episodes)
             if self._ends["scores"]:
                 pictures["pictures/frontier"] = frontier(self._ends["parameters"], self._ends["scores"])
-            writer.add_text("diary of the best episode", diary(best), decisions)
+            writer.add_text("diary of the best episode", describe_episode(best), decisions)
         for tag, figure in pictures.items():
             writer.add_image(tag, as_array(figure), decisions, dataformats="HWC")
 
@@ -138,7 +138,7 @@ class Dashboard(Callback):
         self._ends, self._drawn = state_dict["ends"], state_dict["drawn"]
 
 
-def compared(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+def sweep_settings(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """The settings that runs of a sweep may differ in, and that can be shown beside each other."""
     groups = ("seed", "gamma", "host", "data", "reward", "actions", "slots", "environment.", "policy.", "ppo.")
     return {
@@ -149,8 +149,8 @@ def compared(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]
     }  # fmt: skip
 
 
-def _score(episode: Mapping[str, Any]) -> float:
-    return float("-inf") if episode["score"] is None else float(episode["score"])
+def _score(episode: EpisodeRecord) -> float:
+    return float("-inf") if episode.score is None else float(episode.score)
 
 
 def _writer(trainer: Trainer) -> SummaryWriter | None:

@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from esper.controllers import State
+from esper.controllers import LSTMState
 from esper.ppo import PPO, Rollout
-from esper.ppo.agree import largest, share
+from esper.ppo.distributed import reduce_max, reduce_mean
 
 MOST_LISTED = 100  # offending ratios that are listed one by one
 
@@ -24,19 +24,23 @@ class Health(Callback):
     ) -> None:
         assert isinstance(pl_module, PPO)
         assert isinstance(batch, Rollout)
-        _, state = second_look(pl_module, batch)
-        found = {**usage(batch, outputs["targets"]), **lstm_health(state), **moments(batch, outputs["targets"])}
+        _, state = reevaluate(pl_module, batch)
+        found = {
+            **head_usage(batch, outputs["targets"]),
+            **lstm_health(state),
+            **target_moments(batch, outputs["targets"]),
+        }
         if found:
             values = torch.stack([value.double() for value in found.values()])
             ends = {"max": 1.0, "min": -1.0}
             sign = torch.tensor([ends.get(name.rpartition("_")[2], 0.0) for name in found], device=values.device)
-            agreed = torch.where(sign == 0, share(values), sign * largest(sign * values))
-            pl_module.report(dict(zip(found, agreed.tolist(), strict=True)))
-        pl_module.report(memory(pl_module.device))
+            agreed = torch.where(sign == 0, reduce_mean(values), sign * reduce_max(sign * values))
+            pl_module.report_metrics(dict(zip(found, agreed.tolist(), strict=True)))
+        pl_module.report_metrics(memory_metrics(pl_module.device))
 
 
 @torch.no_grad()
-def second_look(module: PPO, rollout: Rollout) -> tuple[Tensor, State]:
+def reevaluate(module: PPO, rollout: Rollout) -> tuple[Tensor, LSTMState]:
     """Log-probabilities [envs, steps, heads] under the policy as it is now, and its memory after the last step."""
     log_prob, lengths = torch.zeros_like(rollout.log_prob), rollout.valid.sum(1)
     state = (rollout.state[0].clone(), rollout.state[1].clone())
@@ -54,13 +58,13 @@ def second_look(module: PPO, rollout: Rollout) -> tuple[Tensor, State]:
     return log_prob, state
 
 
-def usage(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
+def head_usage(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
     """How often each head took part with a choice, as a share of decisions."""
     shares = targets.active.sum((0, 1)) / rollout.valid.sum().clamp(min=1)
     return {f"policy/usage_{head}": shares[index] for index, head in enumerate(rollout.layout.head_names)}
 
 
-def lstm_health(state: State | None) -> dict[str, Tensor]:
+def lstm_health(state: LSTMState | None) -> dict[str, Tensor]:
     """Size of the memory; nothing where there is none. What is not finite stays so, for the checks to see."""
     if state is None or not state[0].numel():
         return {}
@@ -68,7 +72,7 @@ def lstm_health(state: State | None) -> dict[str, Tensor]:
     return {"health/lstm_rms": both.square().mean().sqrt(), "health/lstm_max": both.abs().amax()}
 
 
-def moments(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
+def target_moments(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
     """Advantages and returns after normalisation."""
     advantages, chosen = targets.advantages.double(), targets.decision
     count = chosen.sum().clamp(min=1)
@@ -85,7 +89,7 @@ def moments(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
     }
 
 
-def memory(device: torch.device) -> dict[str, float]:
+def memory_metrics(device: torch.device) -> dict[str, float]:
     """Most memory held so far, in GB."""
     unit = 1e9 if sys.platform == "darwin" else 1e6  # macOS counts bytes, Linux kilobytes
     found = {"health/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
@@ -98,7 +102,7 @@ def memory(device: torch.device) -> dict[str, float]:
 class RatioDiagnostic:
     """Ratios of new to old probability that lie outside bounds; the list is cut off, the counts are not."""
 
-    largest: float
+    reduce_max: float
     smallest: float
     above: int
     below: int

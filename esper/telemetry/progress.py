@@ -15,7 +15,7 @@ from esper.ppo import PPO, Rollout
 RUNNING = 5  # rounds over which the running score is a mean
 
 
-class Progress(Callback):
+class ProgressDisplay(Callback):
     """Shows how far a run is, and its running episode score.
 
     Arguments:
@@ -43,24 +43,24 @@ class Progress(Callback):
         self._bars.update(self._outer, completed=self._done(pl_module))
         self._bars.start()
 
-    def round_begins(self, kind: str, seeds: Sequence[int], steps: int) -> None:
+    def on_round_start(self, kind: str, episode_seeds: Sequence[int], steps: int) -> None:
         self._bars.reset(self._inner, total=steps, description=f"{kind} steps")
 
-    def step_done(self, action: Tensor, step: Any) -> None:
+    def on_step(self, action: Tensor, step: Any) -> None:
         self._bars.advance(self._inner)
 
-    def round_ends(self, rollout: Rollout) -> None:
+    def on_round_end(self, rollout: Rollout) -> None:
         self._bars.update(self._inner, completed=rollout.valid.shape[1])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PPO)
-        figures, counters = pl_module.latest, pl_module.counters
+        figures, counters = pl_module.latest_metrics, pl_module.counters
         self._recent.append(figures["episode/score"])
         running = sum(self._recent) / len(self._recent)
         word = "rounds" if self._decisions is None else "decisions"
         self._bars.update(self._outer, completed=self._done(pl_module), description=f"{word}, score {running:.2f}")
         if not self._console.is_terminal and counters.rounds % self._every == 0:
-            self._console.print(line(counters.rounds, self._rounds, running, figures))
+            self._console.print(round_line(counters.rounds, self._rounds, running, figures))
 
     def _done(self, module: PPO) -> int:
         return module.counters.rounds if self._decisions is None else module.counters.decisions
@@ -69,7 +69,7 @@ class Progress(Callback):
         self._bars.stop()
 
 
-def line(done: int, rounds: int, running: float, figures: dict[str, float]) -> str:
+def round_line(done: int, rounds: int, running: float, figures: dict[str, float]) -> str:
     """A round in one line."""
     return (
         f"round {done}/{rounds}  score {figures['episode/score']:.2f} (running {running:.2f})  "

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from esper.ppo import PPO
 from esper.records import HELD_OUT
-from esper.telemetry.lines import RoundFile
+from esper.telemetry.round_file import RoundFile
 
 
-class RoundRecords(Callback):
+class RoundWriter(Callback):
     """Writes `rounds.jsonl`; a resumed run takes back the lines of rounds that it plays again.
 
     Arguments:
@@ -34,8 +34,8 @@ class RoundRecords(Callback):
         assert isinstance(pl_module, PPO)
         counters = pl_module.counters
         line: dict[str, Any] = {"round": counters.rounds, "decisions": counters.decisions}
-        for name, value in pl_module.latest.items():
-            fresh = not name.startswith("validation/") or pl_module.validated == counters.rounds
+        for name, value in pl_module.latest_metrics.items():
+            fresh = not name.startswith("validation/") or pl_module.validated_round == counters.rounds
             if fresh:
                 line[name] = value if math.isfinite(value) else None
         self._file.write(line)
@@ -56,7 +56,7 @@ class RoundRecords(Callback):
         return lines
 
 
-def conclusion(rounds: Sequence[dict[str, Any]], held_out: Mapping[str, float], share: float) -> Table:
+def summary_table(rounds: Sequence[dict[str, Any]], held_out: Mapping[str, float], share: float) -> Table:
     """What a run came to: its first and last rounds, its best one, and the episodes it never learned from."""
     names = [name.removeprefix("episode/") for name in rounds[0] if name.startswith("episode/")]
     table = Table(title="means over episodes")

@@ -1,7 +1,6 @@
 """What happened in episodes, as a picture and in words."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from esper.lifecycle import Stage
+from esper.records import EpisodeRecord, StepEntry
 
 COLOURS = {
     Stage.DORMANT: "#f2f2f2",
@@ -30,34 +30,34 @@ VERBS = {
 }
 
 
-def contribution(steps: Sequence[Mapping[str, Any]], index: int, slot: int) -> float | None:
+def contribution(steps: Sequence[StepEntry], index: int, slot: int) -> float | None:
     """The latest that was measured of a slot's seed up to a step; a seed is measured while it is undecided."""
     for step in reversed(steps[: index + 1]):
-        gain: float | None = step["contribution"][slot]
+        gain: float | None = step.contribution[slot]
         if gain is not None:
             return gain
-        if Stage.GERMINATED.name in step["entered"][slot]:
+        if Stage.GERMINATED.name in step.entered[slot]:
             break
     return None
 
 
-def timeline(episodes: Mapping[str, Mapping[str, Any]]) -> Figure:
+def timeline(episodes: Mapping[str, EpisodeRecord]) -> Figure:
     """A column for each titled episode: the score, and slots x steps coloured by stage with alpha as a line."""
     count = len(episodes)
     figure = Figure(figsize=(max(5.0, 3.6 * count), 4.2), layout="constrained")
     panels = figure.subplots(2, count, squeeze=False, sharex=True, height_ratios=[2, 1])
-    scores = [step["score"] for episode in episodes.values() for step in episode["steps"] if step["score"] is not None]
+    scores = [step.score for episode in episodes.values() for step in episode.steps if step.score is not None]
     for column, (title, episode) in enumerate(episodes.items()):
         curve, lanes = panels[0][column], panels[1][column]
-        steps = episode["steps"]
-        curve.plot([np.nan if step["score"] is None else step["score"] for step in steps], color="#222222", marker=".")
+        steps = episode.steps
+        curve.plot([np.nan if step.score is None else step.score for step in steps], color="#222222", marker=".")
         curve.set_ylim(min(scores, default=0) - 1, max(scores, default=1) + 1)
         curve.set_title(title, fontsize=9)
         lanes.imshow(_lanes(steps), aspect="auto", interpolation="nearest")
-        for slot in range(len(episode["slots"])):
-            alphas = np.array([step["alpha"][slot] or 0.0 for step in steps])
+        for slot in range(len(episode.slots)):
+            alphas = np.array([step.alpha[slot] or 0.0 for step in steps])
             lanes.plot(slot + 0.45 - 0.9 * alphas, color="#222222", linewidth=0.8, drawstyle="steps-mid")
-        lanes.set_yticks(range(len(episode["slots"])), episode["slots"], fontsize=8)
+        lanes.set_yticks(range(len(episode.slots)), episode.slots, fontsize=8)
         lanes.set_xlabel("step")
         _label(lanes, steps)
         if column == 0:
@@ -67,33 +67,33 @@ def timeline(episodes: Mapping[str, Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def diary(episode: Mapping[str, Any]) -> str:
+def describe_episode(episode: EpisodeRecord) -> str:
     """An episode in words, a line for each thing that happened."""
     lines = []
-    for index, step in enumerate(episode["steps"]):
-        for slot, entered in enumerate(step["entered"]):
-            name, blueprint = episode["slots"][slot], step["blueprint"][slot]
+    for index, step in enumerate(episode.steps):
+        for slot, entered in enumerate(step.entered):
+            name, blueprint = episode.slots[slot], step.blueprint[slot]
             for stage in (stage for stage in VERBS if stage.name in entered):
-                gain = contribution(episode["steps"], index, slot)
+                gain = contribution(episode.steps, index, slot)
                 told = f", contributing {gain:+.1f} points" if gain is not None and stage in (
                     Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED) else ""  # fmt: skip
                 lines.append(f"- step {index}: {blueprint or 'the seed'} in {name} {VERBS[stage]}{told}")
-        if step["rollback"] is not None:
-            lines.append(f"- step {index}: the governor brings the host back ({step['rollback'].lower()})")
-    last = episode["steps"][-1]
-    score = "unknown" if last["score"] is None else f"{last['score']:.2f}"
-    size = last["parameters"] or 0
-    lines.append(f"- the end: score {score}, {size:,.0f} parameters, of the host {episode['host_parameters']:,}")
+        if step.rollback is not None:
+            lines.append(f"- step {index}: the governor brings the host back ({step.rollback.lower()})")
+    last = episode.steps[-1]
+    score = "unknown" if last.score is None else f"{last.score:.2f}"
+    size = last.parameters or 0
+    lines.append(f"- the end: score {score}, {size:,.0f} parameters, of the host {episode.host_parameters:,}")
     return "\n".join(lines)
 
 
-def _lanes(steps: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    return np.array([[to_rgb(COLOURS[Stage[stage]]) for stage in step["stage"]] for step in steps]).transpose(1, 0, 2)
+def _lanes(steps: Sequence[StepEntry]) -> np.ndarray:
+    return np.array([[to_rgb(COLOURS[Stage[stage]]) for stage in step.stage] for step in steps]).transpose(1, 0, 2)
 
 
-def _label(lanes: Axes, steps: Sequence[Mapping[str, Any]]) -> None:
+def _label(lanes: Axes, steps: Sequence[StepEntry]) -> None:
     """The blueprint's name where a seed germinates."""
     for index, step in enumerate(steps):
-        for slot, (entered, blueprint) in enumerate(zip(step["entered"], step["blueprint"], strict=True)):
+        for slot, (entered, blueprint) in enumerate(zip(step.entered, step.blueprint, strict=True)):
             if Stage.GERMINATED.name in entered and blueprint:
                 lanes.text(index - 0.4, slot, blueprint, fontsize=6, va="center", clip_on=True)

@@ -4,7 +4,7 @@ import sys
 import pytest
 from torch import nn
 
-from esper.blueprints import blueprint, blueprints, listing, register, topologies
+from esper.blueprints import blueprint, blueprints, format_blueprints, register, topologies
 
 
 def test_both_topologies_have_their_blueprints() -> None:
@@ -68,7 +68,7 @@ def test_attention_refuses_heads_that_do_not_divide_the_channels() -> None:
 
 
 def test_the_listing_shows_every_blueprint_with_its_counts_smallest_first() -> None:
-    lines = listing("cnn", (8, 64)).splitlines()
+    lines = format_blueprints("cnn", (8, 64)).splitlines()
     assert [line.split()[0] for line in lines[1:]] == [
         "norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy",
     ]  # fmt: skip

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from esper.controllers import Learned, Policy, RunningStatistics
-from tests.controllers.nets import draws, layout, policy, random_inputs
-from tests.environment_kit import environment
+from esper.controllers import Policy, PolicyController, RunningStatistics
+from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
+from tests.fixtures_environment import environment
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_shipped_policy_starts_nearly_even_with_hidden_layers_of_gain_root_2
 
 def test_acting_takes_no_gradient_and_judging_does() -> None:
     net = policy()
-    inputs, controller = random_inputs(net.layout, 3, draws()), Learned(net, greedy=False)
+    inputs, controller = random_inputs(net.layout, 3, draws()), PolicyController(net, greedy=False)
     choice, memory = controller.decide(inputs, controller.begin([0, 1, 2]))
     assert choice.log_prob.is_inference()
     assert choice.value.is_inference()
@@ -103,7 +103,7 @@ def test_acting_takes_no_gradient_and_judging_does() -> None:
 def test_a_policy_plays_a_real_environment_and_its_memory_goes_on_from_step_to_step() -> None:
     env = environment(envs=2)
     net = policy(env.layout)
-    controller = Learned(net, greedy=False)
+    controller = PolicyController(net, greedy=False)
     observation, memory = env.reset([1, 2]), controller.begin([1, 2])
     choices, seen = [], []
     for _ in range(3):

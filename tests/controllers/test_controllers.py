@@ -7,22 +7,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import build
 from esper.controllers import (
-    Chance,
     Controller,
-    Learned,
-    Permuted,
-    Replay,
-    Schedule,
-    calibrated_rates,
-    random_entries,
+    PermutedPolicyController,
+    PolicyController,
+    RandomController,
+    ReplayController,
+    ScheduleController,
+    calibrate_rates,
+    random_schedule,
 )
-from esper.controllers.chance import _taken
 from esper.controllers.fragrow import interval
+from esper.controllers.random_controller import _taken
 from esper.environment import Environment, StepRecord
 from esper.lifecycle import Op, Stage
-from esper.records import named
-from tests.controllers.nets import draws, layout, policy, random_inputs
-from tests.environment_kit import config, environment
+from esper.records import named_action
+from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
+from tests.fixtures_environment import config, environment
 
 
 def controller(name: str, env: Environment, **changes: object) -> Controller:
@@ -35,7 +35,7 @@ def run(env: Environment, chosen: Controller, seeds: list[int]) -> list[tuple[li
     for _ in range(env.steps):
         action, memory = chosen.act(seen, memory)
         step = env.step(action)
-        result.append(([named(env.space, row) for row in action], step.record))
+        result.append(([named_action(env.space, row) for row in action], step.record))
         seen = step.observation
     return result
 
@@ -60,12 +60,12 @@ def test_random_is_legal_follows_its_own_seed_and_uses_every_op() -> None:
 def test_random_is_uniform_over_all_legal_actions() -> None:
     env = environment("slots.names=[block1]", "slots.blueprints=[norm,conv_light]", envs=1)
     seen = env.reset([1])
-    chosen = Chance(env.space)
+    chosen = RandomController(env.space)
     memory = chosen.begin([3])
     counts: Counter[tuple[str, ...]] = Counter()
     for _ in range(2100):
         action, memory = chosen.act(seen, memory)
-        counts[tuple(named(env.space, action[0]).values())] += 1
+        counts[tuple(named_action(env.space, action[0]).values())] += 1
     assert len(counts) == 7  # WAIT, and two blueprints x three blends in the only slot
     assert min(counts.values()) > 230
     assert max(counts.values()) < 370
@@ -128,7 +128,7 @@ def test_a_recording_of_another_action_space_is_refused() -> None:
         ),
     ):
         with pytest.raises(ValueError, match=sentence):
-            Replay(env.space, [step])
+            ReplayController(env.space, [step])
 
 
 EAGER = {
@@ -170,22 +170,22 @@ def test_a_replay_repeats_a_recorded_episode_exactly() -> None:
     env = environment(envs=1)
     original = run(env, controller("random", env), [4])
     actions = [action for (action,), _ in original]
-    again = run(env, Replay(env.space, actions), [4])
+    again = run(env, ReplayController(env.space, actions), [4])
     assert [action for (action,), _ in again] == actions
     assert torch.equal(again[-1][1].now.loss, original[-1][1].now.loss)
 
 
 def test_a_replayed_action_that_is_not_legal_becomes_wait() -> None:
     env = environment(envs=1)
-    steps = run(env, Replay(env.space, [{"op": "FOSSILIZE", "slot": "block1"}]), [4])
+    steps = run(env, ReplayController(env.space, [{"op": "FOSSILIZE", "slot": "block1"}]), [4])
     assert {action["op"] for (action,), _ in steps} == {Op.WAIT.name}
 
 
 def test_rates_draw_only_what_has_one_and_wait_where_nothing_has() -> None:
     env = environment(envs=1)
-    never_germinates = run(env, Chance(env.space, {"WAIT": 1.0, "PRUNE": 5.0}), [3])
+    never_germinates = run(env, RandomController(env.space, {"WAIT": 1.0, "PRUNE": 5.0}), [3])
     assert {action["op"] for (action,), _ in never_germinates} == {"WAIT"}
-    eager = run(env, Chance(env.space, {"GERMINATE": 1.0}), [3])
+    eager = run(env, RandomController(env.space, {"GERMINATE": 1.0}), [3])
     ops = [action["op"] for (action,), _ in eager]
     assert ops[:3] == ["GERMINATE"] * 3  # three slots
     assert set(ops[3:]) <= {"WAIT", "GERMINATE"}
@@ -201,9 +201,9 @@ def test_rates_draw_only_what_has_one_and_wait_where_nothing_has() -> None:
 )
 def test_calibrated_chance_takes_each_op_as_often_as_wanted(wanted: dict[str, float]) -> None:
     env = environment("environment.steps=20", "environment.batches=1", envs=5)
-    rates = calibrated_rates(env.space, env.rules, 20, wanted)
+    rates = calibrate_rates(env.space, env.rules, 20, wanted)
     assert set(rates) == set(wanted)
-    steps = run(env, Chance(env.space, rates), list(range(5)))
+    steps = run(env, RandomController(env.space, rates), list(range(5)))
     played = Counter(action["op"] for actions, _ in steps for action in actions)
     for op, count in wanted.items():
         assert played[op] / 5 == pytest.approx(count, abs=2.0)  # five episodes, in environments with hosts
@@ -214,7 +214,7 @@ def test_calibrated_chance_takes_each_op_as_often_as_wanted(wanted: dict[str, fl
 
 def test_what_cannot_come_out_so_often_is_taken_as_often_as_it_can_be() -> None:
     env = environment(envs=1)
-    rates = calibrated_rates(env.space, env.rules, 10, {"WAIT": 1.0, "FOSSILIZE": 9.0})
+    rates = calibrate_rates(env.space, env.rules, 10, {"WAIT": 1.0, "FOSSILIZE": 9.0})
     assert set(rates) == {"WAIT", "FOSSILIZE"}
     assert rates["FOSSILIZE"] > 0.9
 
@@ -239,12 +239,12 @@ def test_fragrow_fills_slots_while_the_host_generalises_and_keeps_what_it_grows(
 
 def test_random_timetables_follow_their_seed_and_cover_what_there_is() -> None:
     env = environment()
-    assert random_entries(env.space, 10, 3) == random_entries(env.space, 10, 3)
-    drawn = [random_entries(env.space, 10, seed) for seed in range(200)]
+    assert random_schedule(env.space, 10, 3) == random_schedule(env.space, 10, 3)
+    drawn = [random_schedule(env.space, 10, seed) for seed in range(200)]
     assert {len(entries) for entries in drawn} == {0, 1, 2, 3}
     for entries in drawn:
         assert len({entry.slot for entry in entries}) == len(entries)
-        Schedule(env.space, entries)  # accepts them
+        ScheduleController(env.space, entries)  # accepts them
     every = [entry for entries in drawn for entry in entries]
     assert {entry.at for entry in every} == set(range(10))
     assert {name for entry in every for name in entry.blueprint} == set(env.space.blueprints)
@@ -253,15 +253,15 @@ def test_random_timetables_follow_their_seed_and_cover_what_there_is() -> None:
 
 def test_a_permuted_policy_sees_its_neighbour_but_obeys_its_own_masks() -> None:
     of = layout()
-    learned = Learned(policy(of), greedy=True)
+    learned = PolicyController(policy(of), greedy=True)
     inputs = random_inputs(of, 4, draws())
     swapped = replace(inputs, base=inputs.base.roll(1, 0), slots=inputs.slots.roll(1, 0),
                       blueprints=inputs.blueprints.roll(1, 0))  # fmt: skip
-    shown, _ = Permuted(learned).act(inputs, Permuted(learned).begin([1, 2, 3, 4]))
+    shown, _ = PermutedPolicyController(learned).act(inputs, PermutedPolicyController(learned).begin([1, 2, 3, 4]))
     expected, _ = learned.act(swapped, learned.begin([1, 2, 3, 4]))
     assert torch.equal(shown, expected)
     with pytest.raises(ValueError, match="must have at least two episodes"):
-        Permuted(learned).begin([1])
+        PermutedPolicyController(learned).begin([1])
 
 
 @pytest.mark.parametrize("actions", ["core", "full"])
@@ -271,7 +271,7 @@ def test_a_decision_costs_what_torch_counts(actions: str) -> None:
     without = policy(of, layers=0)
     inputs = random_inputs(of, 1, draws())
     with FlopCounterMode(display=False) as counter:
-        learned = Learned(without, greedy=True)
+        learned = PolicyController(without, greedy=True)
         learned.act(inputs, learned.begin([1]))
     assert without.flops == counter.get_total_flops()
     assert policy(of, layers=1).flops == without.flops + 2 * (4 * 16 * 16 + 4 * 16 * 16)

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.controllers import Factored, Logits
+from esper.controllers import FactoredDistribution, Logits
 from esper.controllers.distribution import masked_log_probs, normalised_entropy
-from esper.controllers.network import noise_width
+from esper.controllers.policy import noise_width
 from esper.lifecycle import Layout, Masks, active, available
-from tests.controllers.nets import draws, layout, random_masks
+from tests.controllers.fixtures_policies import draws, layout, random_masks
 
 
 def random_logits(of: Layout, count: int, noise: torch.Generator) -> Logits:
@@ -62,7 +62,7 @@ def test_all_legal_actions_have_probability_one_together_and_the_others_none(
             *[t[row : row + 1].expand(len(every), *t.shape[1:]) for t in (logits.op, logits.slot)],
             {head: t[row : row + 1].expand(len(every), *t.shape[1:]) for head, t in logits.others.items()},
         )
-        probability = Factored(spread, one, of, floors, True).log_prob(every).sum(-1).exp()
+        probability = FactoredDistribution(spread, one, of, floors, True).log_prob(every).sum(-1).exp()
         legal = torch.tensor([is_legal(of, masks, row, action) for action in every])
         assert torch.all(probability[~legal] == 0)
         assert torch.all(probability[legal] > 0)
@@ -73,7 +73,7 @@ def test_all_legal_actions_have_probability_one_together_and_the_others_none(
 def test_every_sampled_action_is_legal_and_unused_heads_are_0(seed: int, actions: str, slots: int) -> None:
     of, noise = layout(actions, slots), draws(seed)
     masks = random_masks(of, 20, noise)
-    distribution = Factored(random_logits(of, 20, noise), masks, of, {}, True)
+    distribution = FactoredDistribution(random_logits(of, 20, noise), masks, of, {}, True)
     sampled = distribution.sample(torch.empty(20, noise_width(of)).exponential_(generator=noise))
     for action in (sampled, distribution.mode()):
         assert all(is_legal(of, masks, row, action[row]) for row in range(20))
@@ -84,7 +84,7 @@ def test_samples_follow_the_probabilities() -> None:
     of, noise, count = layout(), draws(1), 20_000
     masks, logits = random_masks(of, 1, noise), random_logits(of, 1, noise)
     masks = masks.each(lambda mask: torch.ones_like(mask))
-    many = Factored(
+    many = FactoredDistribution(
         Logits(logits.op.expand(count, -1), logits.slot.expand(count, -1, -1),
                {h: t.expand(count, -1, -1, -1) for h, t in logits.others.items()}),
         masks.each(lambda mask: mask.expand(count, *mask.shape[1:])), of, {}, False,
@@ -100,7 +100,7 @@ def test_a_single_legal_action_has_entropy_and_log_prob_of_exactly_0() -> None:
     only = Masks(torch.zeros_like(masks.op), torch.zeros_like(masks.slot), masks.others)
     only.op[:, of.ops.index("WAIT")] = True
     for floors in ({}, {"op": 0.2}):
-        distribution = Factored(random_logits(of, 5, draws()), only, of, floors, True)
+        distribution = FactoredDistribution(random_logits(of, 5, draws()), only, of, floors, True)
         assert torch.all(distribution.entropy() == 0)
         assert torch.all(distribution.log_prob(distribution.mode()) == 0)
 
@@ -117,7 +117,7 @@ def test_a_heads_entropy_does_not_depend_on_how_rarely_its_op_is_chosen() -> Non
     masks, logits = random_masks(of, 8, noise).each(torch.ones_like), random_logits(of, 8, noise)
     masks.slot[:, of.ops.index("WAIT")] = False
     rare = Logits(logits.op - 30 * torch.eye(len(of.ops))[of.ops.index("GERMINATE")], logits.slot, logits.others)
-    often, seldom = (Factored(each, masks, of, {}, True).entropy() for each in (logits, rare))
+    often, seldom = (FactoredDistribution(each, masks, of, {}, True).entropy() for each in (logits, rare))
     torch.testing.assert_close(often[:, 1:], seldom[:, 1:])
     assert not torch.allclose(often[:, 0], seldom[:, 0])
 
@@ -125,14 +125,14 @@ def test_a_heads_entropy_does_not_depend_on_how_rarely_its_op_is_chosen() -> Non
 def test_entropy_is_there_exactly_where_a_head_had_a_choice_under_some_legal_op() -> None:
     of, noise = layout("full", 4), draws(4)
     masks = random_masks(of, 50, noise)
-    entropy = Factored(random_logits(of, 50, noise), masks, of, {}, True).entropy()
+    entropy = FactoredDistribution(random_logits(of, 50, noise), masks, of, {}, True).entropy()
     assert torch.equal(entropy > 0, available(masks, of))
 
 
 def test_heads_without_a_choice_are_not_active() -> None:
     of, noise = layout("core", 1), draws(5)
     masks = random_masks(of, 50, noise)
-    op = Factored(random_logits(of, 50, noise), masks, of, {}, True).mode()[:, 0]
+    op = FactoredDistribution(random_logits(of, 50, noise), masks, of, {}, True).mode()[:, 0]
     took_part = active(masks, op, of)
     assert not took_part[:, 1].any(), "with one slot there is nothing to choose"
     assert torch.equal(took_part[:, 0], masks.op.sum(-1) >= 2)
@@ -155,11 +155,11 @@ def test_masks_without_a_legal_option_are_refused_and_the_check_can_be_switched_
     masks, logits = random_masks(of, 4, draws()), random_logits(of, 4, draws())
     masks.op[2] = False
     with pytest.raises(ValueError, match="without a legal option"):
-        Factored(logits, masks, of, {}, True)
-    Factored(logits, masks, of, {}, False)
+        FactoredDistribution(logits, masks, of, {}, True)
+    FactoredDistribution(logits, masks, of, {}, False)
     broken = Logits(logits.op * torch.nan, logits.slot, logits.others)
     with pytest.raises(ValueError, match="not finite"):
-        Factored(broken, random_masks(of, 4, draws()), of, {}, True)
+        FactoredDistribution(broken, random_masks(of, 4, draws()), of, {}, True)
 
 
 def test_gradients_are_finite_where_almost_everything_is_illegal() -> None:
@@ -168,7 +168,7 @@ def test_gradients_are_finite_where_almost_everything_is_illegal() -> None:
     parts = [logits.op, logits.slot, *logits.others.values()]
     for part in parts:
         part.requires_grad_()
-    distribution = Factored(logits, masks, of, {"op": 0.01}, True)
+    distribution = FactoredDistribution(logits, masks, of, {"op": 0.01}, True)
     (distribution.entropy().sum() + distribution.log_prob(distribution.mode()).sum()).backward()
     assert all(torch.isfinite(part.grad).all() for part in parts if part.grad is not None)
 
@@ -177,7 +177,7 @@ def test_without_masking_heads_that_an_op_does_not_use_are_drawn_and_count() -> 
     of, noise = layout("core", 3), draws(0)
     count = 400
     masks, logits = random_masks(of, count, noise), random_logits(of, count, noise)
-    alike, every = (Factored(logits, masks, of, {}, True, masked) for masked in (True, False))
+    alike, every = (FactoredDistribution(logits, masks, of, {}, True, masked) for masked in (True, False))
     draw = torch.empty(count, noise_width(of)).exponential_(generator=noise)
     action, whole = alike.sample(draw), every.sample(draw)
     used = of.uses(torch.device("cpu"))[action[:, 0]]

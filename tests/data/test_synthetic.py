@@ -1,10 +1,10 @@
 import torch
 from torch import nn
 
-from esper.config import load
+from esper.config import load_preset
 from esper.data import synthetic
 from esper.growth import GrowingHost
-from esper.seeding import generator
+from esper.rng import make_generator
 
 
 def test_the_images_are_the_same_every_time_and_balanced() -> None:
@@ -24,13 +24,13 @@ def test_colours_say_nothing_of_the_class() -> None:
 
 
 def test_a_host_that_sees_shapes_learns_the_images_and_a_blind_one_does_not() -> None:
-    data = load("data/synthetic_images", resolution=16)
+    data = load_preset("data/synthetic_images", resolution=16)
     accuracy = {}
     for name in ("cifar_blind", "cifar_baseline"):
         torch.manual_seed(0)
-        growing = GrowingHost(load(f"host/{name}", resolution=16), coadapt=True)
-        optimizer = load("optimizer/sgd", model=growing)
-        stream = data.stream(64, generator("data", 0))
+        growing = GrowingHost(load_preset(f"host/{name}", resolution=16), coadapt=True)
+        optimizer = load_preset("optimizer/sgd", model=growing)
+        stream = data.stream(64, make_generator("data", 0))
         for step in range(150):
             x, y = stream.next()
             nn.functional.cross_entropy(growing(x, {}), y).backward()

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.config import load
+from esper.config import load_preset
 from esper.data import DataError, TextData, tinystories
 from esper.data.__main__ import main
 from esper.data.tokens import END, ByteTokenizer, learn
-from esper.seeding import generator
+from esper.rng import make_generator
 
 KNOWN = [f"Story {n}: the cat número {n} sat on mat {n * 7}.\nIt was happy." for n in range(200)]
 UNSEEN = [f"Another story {n} about a dog." for n in range(40)]
@@ -92,7 +92,7 @@ def test_blocks_follow_each_other_without_padding_and_targets_are_the_next_token
 
 def test_a_stream_follows_from_its_own_generator_and_covers_every_block() -> None:
     text = data()
-    one, same = (text.stream(10, generator("data", 3)) for _ in range(2))
+    one, same = (text.stream(10, make_generator("data", 3)) for _ in range(2))
     seen = []
     for _ in range(text.size("train") // 10):
         x, y = one.next()
@@ -160,11 +160,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def preset(root: Path | None, **changes: object) -> TextData:
-    return load("data/tinystories", root=root, validation_bytes=500, vocabulary=300, block_size=16, **changes)
+    return load_preset("data/tinystories", root=root, validation_bytes=500, vocabulary=300, block_size=16, **changes)
 
 
 def test_local_files_are_read_without_blank_lines_and_never_written_to(folder: Path) -> None:
-    text = load("data/tinystories", root=folder, validation_bytes=None, vocabulary=300, block_size=16)
+    text = load_preset("data/tinystories", root=folder, validation_bytes=None, vocabulary=300, block_size=16)
     assert text.name == "tinystories"
     assert sorted(stories_of(text, "train") + stories_of(text, "validation")) == sorted(KNOWN)
     assert stories_of(text, "test") == ["\n".join(UNSEEN)]
@@ -236,7 +236,7 @@ def test_the_command_tells_what_it_found(folder: Path, capsys: pytest.CaptureFix
 
 
 def test_the_synthetic_stories_are_the_same_every_time_and_remember_what_they_tell() -> None:
-    one, other = (load("data/synthetic_stories") for _ in range(2))
+    one, other = (load_preset("data/synthetic_stories") for _ in range(2))
     assert one.name == "synthetic_stories"
     assert torch.equal(one.splits["train"], other.splits["train"])
     story = stories_of(one, "test")[0]

@@ -7,8 +7,8 @@ from torch import nn
 
 from esper.environment.host_run import gradient_health
 from esper.growth import GrowthOptimizer
-from tests.environment_kit import environment
-from tests.growth.garden import backward, model, optimizer
+from tests.fixtures_environment import environment
+from tests.growth.fixtures_hosts import backward, model, optimizer
 
 
 @pytest.mark.parametrize(("clip", "health"), [(1.0, 1.0), (0.01, 0.2), (1e9, 0.5)])

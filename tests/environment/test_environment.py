@@ -5,20 +5,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import build_environment
-from esper.controllers import Chance
+from esper.controllers import RandomController
 from esper.data.images import Labelled
-from esper.environment import Environment, Measured, Step, StepRecord
-from esper.environment.host_run import HostRun, Plan
-from esper.growth import Mode, Setting
+from esper.environment import Environment, GrowthStep, StepRecord
+from esper.environment.host_run import HostRun, StepPlan
+from esper.growth import Mode, SeedSetting
 from esper.lifecycle import Blend, Stage, legal
-from esper.records import EpisodeLog, Writer, episode, read
-from tests.environment_kit import environment, text_config
-from tests.lifecycle.play import act
+from esper.observation import HostMeasurements
+from esper.records import EpisodeLog, LineWriter, make_record, read_lines
+from tests.fixtures_environment import environment, text_config
+from tests.lifecycle.fixtures_slots import act
 
 
-def play(env: Environment, seeds: list[int], steps: int = 6) -> list[Step]:
+def play(env: Environment, seeds: list[int], steps: int = 6) -> list[GrowthStep]:
     """Random legal play; each episode's actions follow from its own seed."""
-    controller = Chance(env.space)
+    controller = RandomController(env.space)
     observation, memory = env.reset(seeds), controller.begin(seeds)
     result = []
     for _ in range(steps):
@@ -28,11 +29,11 @@ def play(env: Environment, seeds: list[int], steps: int = 6) -> list[Step]:
     return result
 
 
-def rows(steps: list[Step], env: int) -> list[list[Tensor]]:
+def rows(steps: list[GrowthStep], env: int) -> list[list[Tensor]]:
     """Everything measured and seen of one environment."""
     return [
         [
-            *(getattr(step.record.now, name)[env] for name in Measured.__dataclass_fields__),
+            *(getattr(step.record.now, name)[env] for name in HostMeasurements.__dataclass_fields__),
             step.observation.base[env],
             step.observation.slots[env],
             step.reward[env],
@@ -97,17 +98,17 @@ class Reads(TorchDispatchMode):
 
 
 SEEDED = {
-    "block1": Setting(Mode.BLENDED, 0.5),
-    "block2": Setting(Mode.BEHIND, 1.0),
-    "block3": Setting(Mode.FADING, 0.3),
+    "block1": SeedSetting(Mode.BLENDED, 0.5),
+    "block2": SeedSetting(Mode.ISOLATED, 1.0),
+    "block3": SeedSetting(Mode.FADING, 0.3),
 }
 
 
-def seeded_run(run: HostRun) -> Plan:
+def seeded_run(run: HostRun) -> StepPlan:
     """Seeds in every mode, and a plan that trains, measures and probes them."""
     for slot, blueprint, blend in zip(SEEDED, ("conv_light", "norm", "depthwise"), Blend, strict=True):
         run.graft(slot, blueprint, blend)
-    return Plan(SEEDED, SEEDED, ("block1", "block3"), 2)
+    return StepPlan(SEEDED, SEEDED, ("block1", "block3"), 2)
 
 
 def test_training_and_measuring_read_no_value_from_the_device() -> None:
@@ -138,7 +139,7 @@ def test_the_host_epoch_and_the_measurement_run_on_the_meta_device() -> None:
     data.splits = {k: Labelled(v.images.to("meta"), v.labels.to("meta")) for k, v in data.splits.items()}
     data._padded, data._mean, data._std = (t.to("meta") for t in (data._padded, data._mean, data._std))
     data.device = torch.device("meta")
-    run = HostRun(None, build=lambda: env.stock.build(0), optimizer=env._optimizer, data=data, options=env._options)
+    run = HostRun(None, build=lambda: env.host_pool.build(0), optimizer=env._optimizer, data=data, options=env._options)
     packed = run.epoch(seeded_run(run), (0.0, 0.1))
     assert (packed.device.type, packed.shape) == ("meta", (6 + 3 * 4,))
 
@@ -150,11 +151,11 @@ def test_a_text_host_trains_and_is_measured_on_the_meta_device() -> None:
     data = env.data
     data.splits = {name: tokens.to("meta") for name, tokens in data.splits.items()}
     data.device = torch.device("meta")
-    run = HostRun(None, build=lambda: env.stock.build(0), optimizer=env._optimizer, data=data, options=env._options)
+    run = HostRun(None, build=lambda: env.host_pool.build(0), optimizer=env._optimizer, data=data, options=env._options)
     run.graft("segment1", "attention", Blend.GATED)
     run.graft("segment2", "mlp_small", Blend.ADD)
-    settings = {"segment1": Setting(Mode.BLENDED, 0.5), "segment2": Setting(Mode.BEHIND, 1.0)}
-    packed = run.epoch(Plan(settings, settings, ("segment1",), 2), (0.0, 0.1))
+    settings = {"segment1": SeedSetting(Mode.BLENDED, 0.5), "segment2": SeedSetting(Mode.ISOLATED, 1.0)}
+    packed = run.epoch(StepPlan(settings, settings, ("segment1",), 2), (0.0, 0.1))
     assert packed.device.type == "meta"
 
 
@@ -190,7 +191,7 @@ def test_contribution_is_measured_only_where_a_live_seed_is_blended() -> None:
 def test_contribution_is_the_score_with_the_seed_minus_the_score_without() -> None:
     env = environment(envs=1)
     scripted(env, {0: GERMINATE}, steps=4)
-    record_settings = {"block2": Setting(Mode.BLENDED, 1.0)}
+    record_settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
     step = env.step(act(env.space, {"op": "WAIT"}))
     run = env._runs[0]
     with_seed, without = (100 * run.evaluate(chosen, "validation")[1] for chosen in (record_settings, {}))
@@ -214,7 +215,7 @@ def test_what_counts_at_the_end_is_what_was_committed() -> None:
         assert seed == 2336
         assert last.earlier.parameters[0] == last.host_parameters[0] + seed
         assert last.now.parameters[0] == last.host_parameters[0] + (seed if fossil else 0)
-        committed = {"block2": Setting(Mode.BLENDED, 1.0)} if fossil else {}
+        committed = {"block2": SeedSetting(Mode.BLENDED, 1.0)} if fossil else {}
         accuracy = env._runs[0].evaluate(committed, "validation")[1]
         assert last.now.accuracy[0] == accuracy
         assert env.test()["accuracy"][0] == env._runs[0].evaluate(committed, "test")[1]
@@ -243,13 +244,13 @@ def test_flops_grow_with_seeds_and_with_probes() -> None:
 def test_a_probe_is_charged_for_the_batches_it_runs(share: float) -> None:
     env = environment(f"environment.attribution_share={share}", envs=1)
     scripted(env, {0: GERMINATE}, steps=4)
-    settings = {"block2": Setting(Mode.BLENDED, 1.0)}
-    plan, run = Plan(settings, settings, ("block2",), 2), env._runs[0]
-    before = env._ledger._flops.clone()
-    env._ledger.epoch(0, plan)
+    settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
+    plan, run = StepPlan(settings, settings, ("block2",), 2), env._runs[0]
+    before = env._accounting._flops.clone()
+    env._accounting.epoch(0, plan)
     with FlopCounterMode(display=False) as counter:
         run.epoch(plan, (0.4, 0.5))
-    assert (env._ledger._flops - before).item() == pytest.approx(counter.get_total_flops(), rel=0.12)
+    assert (env._accounting._flops - before).item() == pytest.approx(counter.get_total_flops(), rel=0.12)
 
 
 def test_a_step_before_reset_or_after_the_end_is_refused() -> None:
@@ -266,28 +267,28 @@ def test_a_step_before_reset_or_after_the_end_is_refused() -> None:
 def test_episode_records_survive_the_round_trip(tmp_path) -> None:  # type: ignore[no-untyped-def]
     env = environment()
     log = EpisodeLog(env.space, env.rules, [1, 2])
-    controller = Chance(env.space)
+    controller = RandomController(env.space)
     observation, memory = env.reset([1, 2]), controller.begin([1, 2])
     for _ in range(10):
         action, memory = controller.act(observation, memory)
         step = env.step(action)
         log.add(action, step)
         observation = step.observation
-    writer = Writer(tmp_path / "episodes.jsonl")
-    lines = [episode(env, log, index, {"controller": "random"}) for index in range(2)]
+    writer = LineWriter(tmp_path / "episodes.jsonl")
+    lines = [make_record(env, log, index, arm="random", score=None, parameters=1.0, flops=1.0) for index in range(2)]
     for line in lines:
         writer.write(line)
     writer.close()
     with (tmp_path / "episodes.jsonl").open("a") as file:
         file.write('{"cut off')
-    found = list(read(tmp_path / "episodes.jsonl"))
+    found = list(read_lines(tmp_path / "episodes.jsonl"))
     assert found == lines
-    writer = Writer(tmp_path / "episodes.jsonl")  # what was cut off gives way
+    writer = LineWriter(tmp_path / "episodes.jsonl")  # what was cut off gives way
     writer.write(lines[0])
     writer.close()
-    assert list(read(tmp_path / "episodes.jsonl")) == [*lines, lines[0]]
-    Writer(tmp_path / "episodes.jsonl", fresh=True).close()
-    assert list(read(tmp_path / "episodes.jsonl")) == []
+    assert list(read_lines(tmp_path / "episodes.jsonl")) == [*lines, lines[0]]
+    LineWriter(tmp_path / "episodes.jsonl", fresh=True).close()
+    assert list(read_lines(tmp_path / "episodes.jsonl")) == []
     assert found[0]["data"] == "synthetic_images"
     assert len(found[0]["steps"]) == 10
     assert found[0]["steps"][0]["contribution"] == [None] * 3

@@ -2,14 +2,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper.config import build_world, compose_config
+from esper.config import build_vector_env, compose_config
 from esper.environment import Oracle
 from esper.lifecycle import Stage
-from esper.run import train
+from esper.training import train
 
 
 def world(*overrides: str) -> Oracle:
-    return build_world(compose_config("run", ["+experiment=oracle", "environment.noise=0", *overrides]))
+    return build_vector_env(compose_config("run", ["+experiment=oracle", "environment.noise=0", *overrides]))
 
 
 def played(oracle: Oracle, actions: dict[int, list[int]]) -> float:
@@ -63,7 +63,7 @@ def test_no_random_play_passes_the_optimum_and_a_return_is_a_score() -> None:
 def test_ppo_reaches_nearly_all_of_what_can_be_gained(tmp_path) -> None:  # type: ignore[no-untyped-def]
     config = compose_config("run", ["+experiment=oracle", "rounds=40", "logger=none", "callbacks.dashboard=null"])
     figures = train(config, tmp_path, Console(quiet=True))
-    oracle = build_world(config)
+    oracle = build_vector_env(config)
     none, best = 10 + 20 * (1 - float(torch.tensor(-4.0).exp())), oracle.optimum()
     assert (figures["validation/greedy_score"] - none) / (best - none) > 0.95
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from esper.config import build, build_environment, compose_config
-from esper.controllers import Learned
-from esper.evaluation.arms import ARMS, Bench
-from esper.evaluation.runner import play, rounds
+from esper.controllers import PolicyController
+from esper.evaluation.arms import ARMS, ArmContext
+from esper.evaluation.runner import group_jobs, run_jobs
 from esper.growth import load_grown
-from esper.records import read
-from tests.controllers.nets import policy
-from tests.evaluation.kit import TASK, evaluated, trained
+from esper.records import read_lines
+from tests.controllers.fixtures_policies import policy
+from tests.evaluation.fixtures_episodes import TASK, evaluated, trained
 
 pytestmark = pytest.mark.xdist_group("arms")  # what they share is made once
 
@@ -37,41 +37,41 @@ def everything(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Pa
 @pytest.fixture(scope="module")
 def lines(everything: Path) -> Lines:
     found: Lines = {}
-    for line in read(everything / "episodes.jsonl"):
-        found.setdefault(line["controller"], []).append(line)
+    for line in read_lines(everything / "episodes.jsonl"):
+        found.setdefault(line["arm"], []).append(line)
     return found
 
 
 def test_every_arm_is_played_on_the_same_seeds(lines: Lines) -> None:
     assert set(lines) == set(ARMS)
-    seeds = {arm: sorted(line["seed"] for line in played) for arm, played in lines.items()}
+    seeds = {arm: sorted(line["episode_seed"] for line in played) for arm, played in lines.items()}
     assert len(set(map(tuple, seeds.values()))) == 1
     assert len(set(seeds["none"])) == EPISODES
 
 
 def test_a_seed_has_the_same_data_and_weights_in_every_arm(lines: Lines) -> None:
     """Until an arm acts, its host does what the host alone does."""
-    alone = {line["seed"]: line["steps"][0]["train_loss"] for line in lines["none"]}
+    alone = {line["episode_seed"]: line["steps"][0]["train_loss"] for line in lines["none"]}
     for arm in ("schedule", "heuristic"):
-        assert {line["seed"]: line["steps"][0]["train_loss"] for line in lines[arm]} == alone
+        assert {line["episode_seed"]: line["steps"][0]["train_loss"] for line in lines[arm]} == alone
 
 
 def test_static_final_begins_with_what_the_reference_ended_with(lines: Lines) -> None:
-    ended = {line["seed"]: line for line in lines["ppo"]}
+    ended = {line["episode_seed"]: line for line in lines["ppo"]}
     for arm in ("static_final", "static_final_flops"):
         for line in lines[arm]:
-            reference = ended[line["seed"]]
+            reference = ended[line["episode_seed"]]
             assert line["fossils"] == reference["fossils"]
             assert line["parameters"] == line["parameters_peak"] == reference["parameters"]
-            assert line["learner"] == reference["learner"]
+            assert line["checkpoint"] == reference["checkpoint"]
             assert {step["action"]["op"] for step in line["steps"]} == {"WAIT"}
 
 
 def test_arms_matched_in_flops_spend_what_the_reference_spent(lines: Lines) -> None:
-    spent = {line["seed"]: line["flops"] for line in lines["ppo"]}
+    spent = {line["episode_seed"]: line["flops"] for line in lines["ppo"]}
     for arm in ("static_final_flops", "host_flops"):
         for line in lines[arm]:
-            assert line["flops"] == pytest.approx(spent[line["seed"]], rel=0.02)
+            assert line["flops"] == pytest.approx(spent[line["episode_seed"]], rel=0.02)
     assert all(line["fossils"] == {} and line["parameters"] == 3_482 for line in lines["host_flops"])
 
 
@@ -83,30 +83,32 @@ def test_all_seeds_fills_every_slot_from_the_start(lines: Lines) -> None:
 
 
 def test_seeds_that_never_learn_leave_the_host_as_it_is_and_cost_their_rent(lines: Lines) -> None:
-    alone = {line["seed"]: line for line in lines["none"]}
+    alone = {line["episode_seed"]: line for line in lines["none"]}
     for line in lines["placebo"]:
         assert line["parameters"] == lines["all_seeds"][0]["parameters"]
-        assert [step["loss"] for step in line["steps"]] == [step["loss"] for step in alone[line["seed"]]["steps"]]
-        assert line["test_score"] == alone[line["seed"]]["test_score"]
-        assert line["score"] < alone[line["seed"]]["score"]
-        assert line["flops"] > alone[line["seed"]]["flops"]
+        assert [step["loss"] for step in line["steps"]] == [
+            step["loss"] for step in alone[line["episode_seed"]]["steps"]
+        ]
+        assert line["test_score"] == alone[line["episode_seed"]]["test_score"]
+        assert line["score"] < alone[line["episode_seed"]]["score"]
+        assert line["flops"] > alone[line["episode_seed"]]["flops"]
 
 
 def test_replay_repeats_what_the_reference_did_on_another_seed(lines: Lines) -> None:
-    first, second, third = (line["seed"] for line in lines["none"])
+    first, second, third = (line["episode_seed"] for line in lines["none"])
     given = {first: second, second: first, third: second}
-    reference = {line["seed"]: [step["action"] for step in line["steps"]] for line in lines["ppo"]}
+    reference = {line["episode_seed"]: [step["action"] for step in line["steps"]] for line in lines["ppo"]}
     for line in lines["replay"]:
-        other = given[line["seed"]]
+        other = given[line["episode_seed"]]
         actions = [step["action"] for step in line["steps"]]
         assert all(mine in (theirs, {"op": "WAIT"}) for mine, theirs in zip(actions, reference[other], strict=True))
         assert actions[0] == reference[other][0]
 
 
 def test_the_chosen_timetable_is_the_best_that_was_tried_on_other_seeds(lines: Lines, everything: Path) -> None:
-    tried = list(read(everything / "search.jsonl"))
+    tried = list(read_lines(everything / "search.jsonl"))
     assert len(tried) == 6  # two rounds of three episodes
-    assert not {line["seed"] for line in tried} & {line["seed"] for line in lines["none"]}
+    assert not {line["episode_seed"] for line in tried} & {line["episode_seed"] for line in lines["none"]}
     assert all("test_score" not in line for line in tried)
     best = max(tried, key=lambda line: line["selection_score"])
     for line in lines["best_open_loop"]:
@@ -120,10 +122,10 @@ def germinations(line: dict[str, Any]) -> list[dict[str, str]]:
 def test_flops_hold_every_part_and_the_controllers_own_passes(lines: Lines) -> None:
     for arm, played in lines.items():
         for line in played:
-            assert sum(line["spent"].values()) == pytest.approx(line["flops"])
-            assert (line["spent"]["controller"] > 0) == arm.startswith("ppo")
-    assert all(line["spent"]["isolated"] == 0 for line in lines["none"] + lines["all_seeds"])
-    assert any(line["spent"]["isolated"] > 0 for line in lines["schedule"])
+            assert sum(line["flops_by_part"].values()) == pytest.approx(line["flops"])
+            assert (line["flops_by_part"]["controller"] > 0) == arm.startswith("ppo")
+    assert all(line["flops_by_part"]["isolated"] == 0 for line in lines["none"] + lines["all_seeds"])
+    assert any(line["flops_by_part"]["isolated"] > 0 for line in lines["schedule"])
 
 
 def test_scores_are_the_test_splits_less_rent(lines: Lines) -> None:
@@ -136,14 +138,14 @@ def test_scores_are_the_test_splits_less_rent(lines: Lines) -> None:
 def test_the_exported_network_is_the_best_of_its_arm_and_scores_as_it_did(lines: Lines, everything: Path) -> None:
     network = load_grown(next(everything.glob("grown_*.pt")))
     best = max(lines["ppo"], key=lambda line: line["selection_score"])
-    assert network.about["seed"] == best["seed"]
+    assert network.about["seed"] == best["episode_seed"]
     assert sum(p.numel() for p in network.parameters()) == best["parameters"]
     data = build_environment(compose_config("evaluate", TASK)).data
     with torch.no_grad():
         hits = [(network(x).argmax(-1) == y).sum().item() for x, y in data.batches("test", 50)]
     assert 100 * sum(hits) / data.size("test") == pytest.approx(best["test_score"])
-    prepared = network.about["data"]
-    assert (prepared["kind"], prepared["resolution"]) == ("images", 8)
+    resume_arguments = network.about["data"]
+    assert (resume_arguments["kind"], resume_arguments["resolution"]) == ("images", 8)
 
 
 def test_the_report_names_every_arm_and_holds_its_pictures(everything: Path) -> None:
@@ -162,9 +164,9 @@ def test_the_report_names_every_arm_and_holds_its_pictures(everything: Path) -> 
 
 def test_an_episode_does_not_depend_on_what_is_played_beside_it(lines: Lines) -> None:
     env = build_environment(compose_config("evaluate", TASK))
-    seed = lines["schedule"][1]["seed"]
-    bench = Bench(env, [seed], lambda name: rule(name, env), str)
-    alone = play(env, ARMS["schedule"].jobs(bench), {}, lambda: None, test=True)
+    seed = lines["schedule"][1]["episode_seed"]
+    context = ArmContext(env, [seed], lambda name: rule(name, env), str)
+    alone = run_jobs(env, ARMS["schedule"].jobs(context), {}, lambda: None, test=True)
     assert alone[0]["score"] == lines["schedule"][1]["score"]
     assert [step["loss"] for step in alone[0]["steps"]] == [step["loss"] for step in lines["schedule"][1]["steps"]]
 
@@ -175,12 +177,14 @@ def rule(name: str, env: Any) -> Any:
 
 def test_rounds_are_of_about_equal_size_and_never_part_a_job() -> None:
     env = build_environment(compose_config("evaluate", TASK))
-    bench = Bench(env, range(10), lambda name: rule(name, env), str)
-    jobs = ARMS["none"].jobs(bench)
-    assert [len(some) for some in rounds(jobs, 8)] == [5, 5]
-    assert list(rounds([], 8)) == []
-    learners = {"one": Learned(policy(env.layout), greedy=True)}
-    pairs = ARMS["ppo_permuted"].jobs(Bench(env, range(5), lambda name: rule(name, env), str, learners, {"one": ""}))
-    assert [job.seeds for job in pairs] == [(0, 1), (2, 3), (4, 0)]
+    context = ArmContext(env, range(10), lambda name: rule(name, env), str)
+    jobs = ARMS["none"].jobs(context)
+    assert [len(some) for some in group_jobs(jobs, 8)] == [5, 5]
+    assert list(group_jobs([], 8)) == []
+    learners = {"one": PolicyController(policy(env.layout), greedy=True)}
+    pairs = ARMS["ppo_permuted"].jobs(
+        ArmContext(env, range(5), lambda name: rule(name, env), str, learners, {"one": ""})
+    )
+    assert [job.episode_seeds for job in pairs] == [(0, 1), (2, 3), (4, 0)]
     assert [[seed for _, _, seed, _ in job.keys] for job in pairs] == [[0, 1], [2, 3], [4]]
-    assert [len(some) for some in rounds(pairs, 3)] == [1, 1, 1]
+    assert [len(some) for some in group_jobs(pairs, 3)] == [1, 1, 1]

@@ -15,17 +15,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper.comparison import check_arms
-from esper.config import build_environment, check, compose_config
+from esper.checkpoints import load_controller
+from esper.checkpoints.resume import RUN, find_run
+from esper.config import build_environment, check_config, compose_config
 from esper.data.tokens import from_state
-from esper.evaluate import cli, evaluate
+from esper.evaluate import cli
 from esper.evaluation.arms import ARMS
+from esper.evaluation.run import evaluate
+from esper.evaluation.selection import check_arms
 from esper.growth import load_grown
-from esper.learners import load_learner
-from esper.records import read
-from esper.resume import RUN, find
-from tests.environment_kit import SMALL, config, text_config
-from tests.evaluation.kit import TASK, evaluated, trained
+from esper.records import read_lines
+from tests.evaluation.fixtures_episodes import TASK, evaluated, trained
+from tests.fixtures_environment import SMALL, config, text_config
 
 QUICK = [*SMALL, "environment.steps=6", "episodes=3"]
 
@@ -66,8 +67,10 @@ def wait_for(records: Path, lines: int) -> None:
         time.sleep(0.02)
 
 
-def without_clock(path: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in ("seconds", "config")} for line in read(path)]
+def without_clock(path: Path) -> list[EpisodeRecord]:
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "config")} for line in read_lines(path)
+    ]
 
 
 def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -> None:
@@ -75,22 +78,22 @@ def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -
         out, err = running.communicate(timeout=120)
     assert running.returncode == 0, err
     assert "cifar_baseline on synthetic_images, test split" in out
-    episodes = list(read(tmp_path / "a/episodes.jsonl"))
+    episodes = list(read_lines(tmp_path / "a/episodes.jsonl"))
     assert len(episodes) == 6
-    seeds = {name: [e["seed"] for e in episodes if e["controller"] == name] for name in ("none", "random")}
+    seeds = {name: [e["episode_seed"] for e in episodes if e["arm"] == name] for name in ("none", "random")}
     assert seeds["none"] == seeds["random"]
     assert len(set(seeds["none"])) == 3
     assert episodes[0]["data"] == "synthetic_images"
     assert episodes[0]["config"]["environment"]["steps"] == 6
     found = json.loads((tmp_path / "a/evaluation.json").read_text())
     (figures,) = found["tasks"].values()
-    mean = sum(e["score"] for e in episodes if e["controller"] == "none") / 3
+    mean = sum(e["score"] for e in episodes if e["arm"] == "none") / 3
     assert figures["none"]["score"]["value"] == pytest.approx(mean)
     text = (tmp_path / "a/report.md").read_text()
     assert f"python -m esper.evaluate {' '.join(QUICK[:1])}" in text
     assert "controllers=[none,random]" in text
 
-    source = next(index for index, e in enumerate(episodes) if e["controller"] == "random")
+    source = next(index for index, e in enumerate(episodes) if e["arm"] == "random")
     replay = [
         f"replay.records={tmp_path}/a/episodes.jsonl",
         f"replay.line={source}",
@@ -98,7 +101,7 @@ def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -
         "controllers=[replay]",
     ]
     typed(tmp_path, *SMALL, "environment.steps=6", "hydra.run.dir=again", *replay)
-    (repeated,) = read(tmp_path / "again/episodes.jsonl")
+    (repeated,) = read_lines(tmp_path / "again/episodes.jsonl")
     assert repeated["score"] == episodes[source]["score"]  # the same seed, the same actions
 
 
@@ -134,7 +137,7 @@ def test_an_interrupt_keeps_what_is_finished_and_a_resume_plays_the_rest_once(tm
     assert without_clock(records) == without_clock(tmp_path / "whole/episodes.jsonl")
 
     typed(tmp_path, f"resume={tmp_path}/whole", "episodes=3", "controllers=[none,schedule]")
-    played = [(line["controller"], line["seed"]) for line in read(tmp_path / "whole/episodes.jsonl")]
+    played = [(line["arm"], line["episode_seed"]) for line in read_lines(tmp_path / "whole/episodes.jsonl")]
     assert len(played) == len(set(played)) == 4 + 1 + 3
     assert "Incomplete" not in (tmp_path / "whole/report.md").read_text()
     sentence = refused(tmp_path, f"resume={tmp_path}/whole", "host=cifar_blind")
@@ -146,7 +149,7 @@ def test_an_interrupt_keeps_what_is_finished_and_a_resume_plays_the_rest_once(tm
 
 def refused_run(directory: str) -> str:
     with pytest.raises(SystemExit) as error:
-        find(directory, RUN)
+        find_run(directory, RUN)
     return str(error.value)
 
 
@@ -173,7 +176,7 @@ def test_bad_input_is_refused_in_one_sentence_before_anything_is_built(
 ) -> None:
     monkeypatch.setattr("esper.data.synthetic.images", None)  # no data may be loaded
     with pytest.raises(ValueError, match="^" + sentence.replace("[", r"\[").replace(".", r"\.")):
-        check(config(*overrides))
+        check_config(config(*overrides))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,7 @@ def test_bad_input_is_refused_in_one_sentence_before_anything_is_built(
 )
 def test_what_cannot_be_built_is_told_in_one_sentence(overrides: tuple[str, ...], sentence: str) -> None:
     composed = config(*overrides)
-    check(composed)
+    check_config(composed)
     with pytest.raises(ValueError, match=sentence) as caught:
         build_environment(composed)
     assert "\n" not in str(caught.value)
@@ -206,8 +209,8 @@ def test_a_replay_without_an_episode_is_refused(content: str, sentence: str, tmp
 
 
 def test_good_input_passes() -> None:
-    check(config("slots.names=[block3,block1]"))
-    check(text_config())
+    check_config(config("slots.names=[block3,block1]"))
+    check_config(text_config())
 
 
 ARM_ERRORS = {
@@ -252,11 +255,11 @@ def test_a_checkpoint_brings_its_task_and_may_be_tried_on_another(
 ) -> None:
     few = ["episodes=1", "controllers=[ppo]", f"ckpt={checkpoint}"]
     typed(tmp_path, *few, "hydra.run.dir=own")
-    (own,) = read(tmp_path / "own/episodes.jsonl")
+    (own,) = read_lines(tmp_path / "own/episodes.jsonl")
     assert own["host_parameters"] == 3_482  # cifar_blind, as it was trained
     assert own["host"] == "cifar_blind"
     assert len(own["steps"]) == 8
-    assert own["learner"] == str(checkpoint / "checkpoints/last.ckpt")
+    assert own["checkpoint"] == str(checkpoint / "checkpoints/last.ckpt")
     text = (tmp_path / "own/report.md").read_text()
     assert "python -m esper.run data=synthetic_images" in text
     assert "| 2 | 6 |" in text  # rounds and episodes it was trained for
@@ -264,7 +267,7 @@ def test_a_checkpoint_brings_its_task_and_may_be_tried_on_another(
     assert "Transfer" not in text
     capsys.readouterr()
     typed(tmp_path, *few, "hydra.run.dir=other", "host=cifar_baseline")
-    (other,) = read(tmp_path / "other/episodes.jsonl")
+    (other,) = read_lines(tmp_path / "other/episodes.jsonl")
     assert other["host_parameters"] == 6_418
     assert len(other["steps"]) == 8
     transfer = "learned on another task than is played here (host.channels: 16 -> 8; host.kernel: 1 -> 3)"
@@ -282,12 +285,12 @@ def test_a_policy_acts_as_did_better_on_held_out_episodes(checkpoint: Path, tmp_
     for greedy, sampled, expected in ((40.0, 30.0, True), (30.0, 40.0, False), (None, None, False)):
         rounds[-1] |= {"validation/greedy_score": greedy, "validation/sampled_score": sampled}
         (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in rounds))
-        assert load_learner(str(run), layout).about["greedy"] is expected
+        assert load_controller(str(run), layout).about["greedy"] is expected
     few = ["episodes=1", "controllers=[ppo]", f"ckpt={run}"]
     evaluated(tmp_path / "out", *few)
     evaluated(tmp_path / "out", *few, "controller.ppo.greedy=true")
-    drawn, likeliest = read(tmp_path / "out/episodes.jsonl")
-    assert drawn["origin"] != likeliest["origin"]
+    drawn, likeliest = read_lines(tmp_path / "out/episodes.jsonl")
+    assert drawn["inputs_digest"] != likeliest["inputs_digest"]
 
 
 def test_a_relative_checkpoint_is_found_again_from_elsewhere(checkpoint: Path, tmp_path: Path) -> None:
@@ -295,7 +298,7 @@ def test_a_relative_checkpoint_is_found_again_from_elsewhere(checkpoint: Path, t
         checkpoint.parent, "episodes=1", "controllers=[ppo]", f"ckpt={checkpoint.name}", f"hydra.run.dir={tmp_path}/a"
     )
     typed(tmp_path, f"resume={tmp_path}/a", "episodes=2")
-    assert len(list(read(tmp_path / "a/episodes.jsonl"))) == 2
+    assert len(list(read_lines(tmp_path / "a/episodes.jsonl"))) == 2
 
 
 def test_several_checkpoints_are_several_trained_controllers(checkpoint: Path, tmp_path: Path) -> None:
@@ -318,18 +321,18 @@ def test_several_checkpoints_are_several_trained_controllers(checkpoint: Path, t
 def test_episodes_whose_making_has_changed_are_played_again(checkpoint: Path, tmp_path: Path) -> None:
     arms = ["controllers=[schedule,fragrow,static_final]", "episodes=2"]
     evaluated(tmp_path, *arms, "reference=schedule")
-    first = list(read(tmp_path / "episodes.jsonl"))
+    first = list(read_lines(tmp_path / "episodes.jsonl"))
     evaluated(tmp_path, *arms, "reference=fragrow")
-    second = list(read(tmp_path / "episodes.jsonl"))
+    second = list(read_lines(tmp_path / "episodes.jsonl"))
     assert second[: len(first)] == first
     new = second[len(first) :]
-    assert [line["controller"] for line in new] == ["static_final"] * 2
-    ended = {line["seed"]: line["fossils"] for line in first if line["controller"] == "fragrow"}
-    assert {line["seed"]: line["fossils"] for line in new} == ended
+    assert [line["arm"] for line in new] == ["static_final"] * 2
+    ended = {line["episode_seed"]: line["fossils"] for line in first if line["arm"] == "fragrow"}
+    assert {line["episode_seed"]: line["fossils"] for line in new} == ended
     (figures,) = json.loads((tmp_path / "evaluation.json").read_text())["tasks"].values()
     assert figures["static_final"]["episodes"] == 2
     evaluated(tmp_path, *arms, "reference=fragrow")
-    assert list(read(tmp_path / "episodes.jsonl")) == second
+    assert list(read_lines(tmp_path / "episodes.jsonl")) == second
 
     with pytest.raises(ValueError, match="is no episode that this evaluation plays"):  # of the first reference
         evaluated(tmp_path, *arms, "reference=fragrow", f"export={len(first) - 1}")
@@ -337,11 +340,11 @@ def test_episodes_whose_making_has_changed_are_played_again(checkpoint: Path, tm
 
 def test_a_reference_that_is_named_is_played_and_what_is_made_from_nothing_is_remarked(tmp_path: Path) -> None:
     evaluated(tmp_path, "controllers=[static_final]", "reference=none", "episodes=2", "export=best")
-    lines = list(read(tmp_path / "episodes.jsonl"))
-    assert [line["controller"] for line in lines] == ["none"] * 2 + ["static_final"] * 2
+    lines = list(read_lines(tmp_path / "episodes.jsonl"))
+    assert [line["arm"] for line in lines] == ["none"] * 2 + ["static_final"] * 2
     assert "none kept no seed in 2 of 2 episodes" in (tmp_path / "report.md").read_text()
     evaluated(tmp_path / "other", "controllers=[none]", "reference=random", "episodes=1")
-    assert {line["controller"] for line in read(tmp_path / "other/episodes.jsonl")} == {"none", "random"}
+    assert {line["arm"] for line in read_lines(tmp_path / "other/episodes.jsonl")} == {"none", "random"}
 
 
 def test_the_best_network_to_export_is_one_that_grew(tmp_path: Path) -> None:
@@ -354,12 +357,12 @@ def test_the_best_network_to_export_is_one_that_grew(tmp_path: Path) -> None:
 
 def test_hosts_that_are_drawn_are_tasks_of_their_own_and_a_timetable_is_tried_on_each(tmp_path: Path) -> None:
     evaluated(tmp_path, "host=cifar_mixed", "controllers=[none,best_open_loop]", "schedules=4", "episodes=4")
-    tried = list(read(tmp_path / "search.jsonl"))
+    tried = list(read_lines(tmp_path / "search.jsonl"))
     assert [line["host"] for line in tried] == ["cifar_blind", "cifar_baseline"] * 2
     grown = [[s["action"] for s in line["steps"] if s["action"]["op"] == "GERMINATE"] for line in tried]
     assert grown[0::2] == grown[1::2]  # the same timetable
     assert grown[0] != grown[2]
-    lines = list(read(tmp_path / "episodes.jsonl"))
+    lines = list(read_lines(tmp_path / "episodes.jsonl"))
     assert {line["host"] for line in lines} == {"cifar_blind", "cifar_baseline"}
     text = (tmp_path / "report.md").read_text()
     assert "best of 2 timetables, each on 2 hosts, whose search" in text
@@ -369,8 +372,8 @@ def test_hosts_that_are_drawn_are_tasks_of_their_own_and_a_timetable_is_tried_on
 
 def test_a_searched_timetable_can_be_the_reference(tmp_path: Path) -> None:
     evaluated(tmp_path, "controllers=[replay]", "reference=best_open_loop", "schedules=3", "episodes=2")
-    lines = list(read(tmp_path / "episodes.jsonl"))
-    assert [line["controller"] for line in lines] == ["best_open_loop"] * 2 + ["replay"] * 2
+    lines = list(read_lines(tmp_path / "episodes.jsonl"))
+    assert [line["arm"] for line in lines] == ["best_open_loop"] * 2 + ["replay"] * 2
     assert "best_open_loop is the best of 3 timetables" in (tmp_path / "report.md").read_text()
 
 
@@ -396,8 +399,8 @@ def test_a_checkpoint_for_another_action_space_is_refused(
 def test_text_is_compared_in_bits_per_byte_and_says_what_embeddings_hold(tmp_path: Path) -> None:
     arms = ["controllers=[all_seeds,host_flops]", "reference=all_seeds", "episodes=2", "environment.steps=2"]
     evaluate(text_config(*arms, "export=best"), tmp_path, Console(quiet=True))
-    lines = list(read(tmp_path / "episodes.jsonl"))
-    assert {line["controller"] for line in lines} == {"all_seeds", "host_flops"}
+    lines = list(read_lines(tmp_path / "episodes.jsonl"))
+    assert {line["arm"] for line in lines} == {"all_seeds", "host_flops"}
     assert all(line["score"] < 0 for line in lines)
     assert lines[0]["embedding_parameters"] == (257 + 16) * 16
     assert lines[0]["fossils"]["segment1"] == ["mlp_small", "ADD"]

@@ -11,9 +11,9 @@ from esper.evaluation.statistics import (
     bounds,
     difference,
     estimate,
-    improvement,
     interquartile_mean,
     mean,
+    probability_of_improvement,
     profile,
     student,
 )
@@ -84,7 +84,7 @@ def test_what_was_not_played_is_no_part_of_any_draw() -> None:
     assert 1 <= found.low < found.high <= 7
     shares, _, _ = profile([scores], np.array([2.5]))
     assert shares.tolist() == [0.6]
-    assert improvement([scores], [np.zeros((1, 5))]).value == 1
+    assert probability_of_improvement([scores], [np.zeros((1, 5))]).value == 1
 
 
 @pytest.mark.parametrize(
@@ -136,26 +136,26 @@ def test_differences_of_the_same_controllers_are_paired_by_controller() -> None:
 
 def test_the_probability_of_improvement_is_mann_whitneys() -> None:
     """U of {3, 4, 2} against {1, 2, 5}: 2 + 2 + 1.5 pairs of 9 are won, the tie counting half."""
-    found = improvement([np.array([[3.0, 4.0, 2.0]])], [np.array([[1.0, 2.0, 5.0]])])
+    found = probability_of_improvement([np.array([[3.0, 4.0, 2.0]])], [np.array([[1.0, 2.0, 5.0]])])
     assert found.value == pytest.approx(5.5 / 9)
-    always = improvement([np.array([[3.0, 4.0]])], [np.array([[1.0, 2.0]])])
+    always = probability_of_improvement([np.array([[3.0, 4.0]])], [np.array([[1.0, 2.0]])])
     assert always == Estimate(1, 1, 1)
-    halves = improvement([np.ones((1, 2)), np.zeros((1, 2))], [np.zeros((1, 2)), np.ones((1, 2))])
+    halves = probability_of_improvement([np.ones((1, 2)), np.zeros((1, 2))], [np.zeros((1, 2)), np.ones((1, 2))])
     assert halves.value == 0.5  # all of one task, none of the other
 
 
 @given(SCORES)
 def test_an_arm_does_not_differ_from_itself(scores: np.ndarray) -> None:
     assert difference([scores], [scores], draws=50) == Estimate(0, 0, 0)
-    assert improvement([scores], [scores], draws=50).value == pytest.approx(0.5)
+    assert probability_of_improvement([scores], [scores], draws=50).value == pytest.approx(0.5)
 
 
 @given(SCORES, st.integers(0, 5))
-def test_an_interval_holds_between_the_extremes_and_follows_from_its_seed(scores: np.ndarray, seed: int) -> None:
-    found = estimate([scores], draws=50, seed=seed)
+def test_an_interval_holds_between_the_extremes_and_follows_from_its_seed(scores: np.ndarray, rng_seed: int) -> None:
+    found = estimate([scores], draws=50, rng_seed=rng_seed)
     tiny = 1e-9
     assert scores.min() - tiny <= found.low <= found.high <= scores.max() + tiny
-    assert found == estimate([scores], draws=50, seed=seed)
+    assert found == estimate([scores], draws=50, rng_seed=rng_seed)
 
 
 def test_a_profile_is_the_share_above_each_threshold() -> None:

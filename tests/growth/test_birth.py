@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from esper.blueprints import blueprints
-from esper.growth import Mode, Setting
+from esper.growth import Mode, SeedSetting
 from esper.lifecycle import Blend
-from tests.growth.garden import BEHIND, CASES, MIDDLE, all_equal, backward, batch, host_gradients, loss, model
+from tests.growth.fixtures_hosts import CASES, ISOLATED, MIDDLE, all_equal, backward, batch, host_gradients, loss, model
 
 each_case = pytest.mark.parametrize(
     ("topology", "channels", "blueprint", "blend"), CASES, ids=lambda value: getattr(value, "name", str(value))
@@ -24,9 +24,9 @@ def test_a_new_seed_changes_neither_output_nor_shape(
     x, _ = batch(topology)
     alone = growing(x, {})
     features = growing(x, {}, stop=MIDDLE[topology])
-    growing.graft(MIDDLE[topology], blueprint, blend, seed=1)
+    growing.graft(MIDDLE[topology], blueprint, blend, rng_seed=1)
     for alpha in (0.0, 0.3, 1.0):
-        with_seed = {MIDDLE[topology]: Setting(Mode.BLENDED, alpha)}
+        with_seed = {MIDDLE[topology]: SeedSetting(Mode.BLENDED, alpha)}
         assert torch.equal(growing(x, with_seed), alone)
         assert growing.seed(MIDDLE[topology])(features, alpha).shape == features.shape
 
@@ -39,8 +39,8 @@ def test_a_new_seed_behind_the_host_has_a_sane_gradient(
     x, y = batch(topology)
     h = growing(x, {}, stop=MIDDLE[topology]).detach().requires_grad_()
     loss(growing(h, {}, start=MIDDLE[topology]), y).backward()
-    seed = growing.graft(MIDDLE[topology], blueprint, blend, seed=1)
-    backward(growing, {MIDDLE[topology]: BEHIND})
+    seed = growing.graft(MIDDLE[topology], blueprint, blend, rng_seed=1)
+    backward(growing, {MIDDLE[topology]: ISOLATED})
     total = torch.stack([p.grad.norm() for p in seed.parameters() if p.grad is not None]).norm()
     assert torch.isfinite(total)
     assert 1e-4 <= (total / h.grad.norm()).item() <= 1e2
@@ -51,9 +51,9 @@ def test_a_seed_behind_the_host_leaves_its_loss_and_gradients_bit_equal(
     topology: str, channels: int, blueprint: str, blend: Blend
 ) -> None:
     alone, grown = model(topology, channels), model(topology, channels)
-    grown.graft(MIDDLE[topology], blueprint, blend, seed=1)
+    grown.graft(MIDDLE[topology], blueprint, blend, rng_seed=1)
     before = backward(alone, {})
-    after = backward(grown, {MIDDLE[topology]: BEHIND})
+    after = backward(grown, {MIDDLE[topology]: ISOLATED})
     assert torch.equal(before["host"], after["host"])
     assert torch.equal(before["host"], after[MIDDLE[topology]])  # it is the identity still
     assert all_equal(host_gradients(alone), host_gradients(grown))

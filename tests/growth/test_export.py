@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from esper.blueprints import blueprints, register, registry
 from esper.blueprints.layers import Residual
-from esper.growth import GrowingHost, Grown, Mode, Seed, Setting, Settings, export, load_grown
-from esper.hosts import CNNHost, GPTHost, Host, Slot, parameter_count
+from esper.growth import GrowingHost, GrownNetwork, Mode, Seed, SeedSetting, SeedSettings, export, load_grown
+from esper.hosts import CNNHost, GPTHost, Host, Slot, count_parameters
 from esper.lifecycle import Blend
-from tests.growth.garden import BEHIND, FULL, MIDDLE, all_equal, backward, batch, loss, model
+from tests.growth.fixtures_hosts import FULL, ISOLATED, MIDDLE, all_equal, backward, batch, loss, model
 
-HALF = Setting(Mode.BLENDED, 0.5)
+HALF = SeedSetting(Mode.BLENDED, 0.5)
 ABOUT = {"score": 61.5, "seed": 3, "data": {"name": "cifar10", "mean": [0.5, 0.5, 0.5]}, "command": None}
 CNN = {"blocks": 3, "channels": 8, "kernel": 3, "pools": 2, "pool_slots": True, "resolution": 16, "classes": 10}
 GPT = {"vocabulary": 40, "channels": 64, "heads": 4, "layers": 5, "segments": 5, "block_size": 12, "dropout": 0.1}
@@ -32,7 +32,7 @@ SEEDS = (
     ({"cnn": "depthwise", "transformer": "attention"}, Blend.MULTIPLY, FULL),
     ({"cnn": "bottleneck", "transformer": "lora"}, Blend.GATED, FULL),
     ({"cnn": "norm", "transformer": "norm"}, Blend.ADD, HALF),
-    ({"cnn": "conv_small", "transformer": "mlp_small"}, Blend.ADD, BEHIND),
+    ({"cnn": "conv_small", "transformer": "mlp_small"}, Blend.ADD, ISOLATED),
 )
 each_topology = pytest.mark.parametrize("topology", HOSTS)
 
@@ -46,14 +46,14 @@ def descend(module: nn.Module) -> None:
 
 
 @cache
-def grown(topology: str) -> tuple[GrowingHost, Settings]:
+def grown(topology: str) -> tuple[GrowingHost, SeedSettings]:
     """A trained host with a seed of every kind, and its settings; to be looked at only."""
     torch.manual_seed(0)
     host = CNNHost(**CNN) if topology == "cnn" else GPTHost(**GPT)
     growing = GrowingHost(host, coadapt=False)
     settings = {}
     for slot, (names, blend, setting) in zip(host.slots, SEEDS, strict=True):
-        growing.graft(slot.name, names[topology], blend, seed=1)
+        growing.graft(slot.name, names[topology], blend, rng_seed=1)
         settings[slot.name] = setting
     for index in range(3):
         backward(growing, settings, index)
@@ -70,7 +70,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return paths
 
 
-def small(path: Path, growing: GrowingHost, settings: Settings) -> Grown:
+def small(path: Path, growing: GrowingHost, settings: SeedSettings) -> GrownNetwork:
     """Out and back, for the hosts of the garden."""
     arguments = {
         "cnn": {**CNN, "blocks": 2, "pool_slots": False},
@@ -110,7 +110,7 @@ def test_any_blueprint_gives_bit_equal_outputs_once_it_is_folded(topology: str, 
     slot, (x, _) = MIDDLE[topology], batch(topology)
     for blueprint in blueprints(topology):
         growing = model(topology, 8 if topology == "cnn" else 64).eval()
-        stir(growing.graft(slot, blueprint, Blend.ADD, seed=1))
+        stir(growing.graft(slot, blueprint, Blend.ADD, rng_seed=1))
         loaded = small(tmp_path / "grown.pt", growing, {slot: FULL})
         with torch.no_grad():
             assert torch.equal(loaded(x), growing(x, {slot: FULL})), blueprint
@@ -126,7 +126,7 @@ class Wide(nn.Module):
 def test_a_folded_seed_keeps_the_precision_of_the_features_under_autocast() -> None:
     growing, body, (x, _) = model("cnn", 8).eval(), Wide(), batch("cnn")
     growing.seeds["block2"] = Seed(body, blueprint="wide", blend=Blend.ADD, channels=16, topology="cnn")
-    folded = Grown(growing.host, {"block2": body}, {})
+    folded = GrownNetwork(growing.host, {"block2": body}, {})
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(folded(x), growing(x, {"block2": FULL}))
 
@@ -144,7 +144,7 @@ def test_a_cross_fade_at_its_end_is_exactly_the_seed(dtype: torch.dtype) -> None
 
 def test_a_cross_fade_at_its_end_is_folded_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     growing = model("cnn", 8)
-    growing.graft("block1", "conv_light", Blend.ADD, seed=1)
+    growing.graft("block1", "conv_light", Blend.ADD, rng_seed=1)
     loaded = small(tmp_path / "grown.pt", growing, {"block1": FULL})
     assert isinstance(loaded.seeds["block1"], Residual)
     assert not any(isinstance(module, Seed) for module in loaded.modules())
@@ -156,18 +156,18 @@ def test_a_cross_fade_at_its_end_is_folded_away(tmp_path: Path, monkeypatch: pyt
 def test_only_seeds_that_take_part_are_in_the_file(topology: str, files: Mapping[str, Path]) -> None:
     growing, settings = grown(topology)
     loaded = load_grown(files[topology])
-    taking_part = [slot for slot, setting in settings.items() if setting is not BEHIND]
+    taking_part = [slot for slot, setting in settings.items() if setting is not ISOLATED]
     assert list(loaded.seeds) == taking_part
     assert sum(isinstance(module, Seed) for module in loaded.modules()) == 3  # all but the one that is folded
-    seeds = sum(parameter_count(growing.seed(slot)) for slot in taking_part)
-    assert parameter_count(loaded) == parameter_count(growing.host) + seeds
+    seeds = sum(count_parameters(growing.seed(slot)) for slot in taking_part)
+    assert count_parameters(loaded) == count_parameters(growing.host) + seeds
 
 
 def test_a_host_without_seeds_and_one_with_a_seed_at_alpha_zero_are_just_the_host(tmp_path: Path) -> None:
     growing = model("cnn", 8).eval()
     x, _ = batch("cnn")
-    growing.graft("block1", "conv_light", Blend.MULTIPLY, seed=1)
-    for settings in ({}, {"block1": Setting(Mode.FADING, 0.0)}):
+    growing.graft("block1", "conv_light", Blend.MULTIPLY, rng_seed=1)
+    for settings in ({}, {"block1": SeedSetting(Mode.FADING, 0.0)}):
         loaded = small(tmp_path / "grown.pt", growing, settings)
         assert not loaded.seeds
         assert torch.equal(loaded(x), growing.host(x))
@@ -187,7 +187,7 @@ def test_precision_and_memory_format_come_back(
     dtype: torch.dtype, memory_format: torch.memory_format, tmp_path: Path
 ) -> None:
     growing = model("cnn", 8).eval()
-    growing.graft("block1", "conv_light", Blend.ADD, seed=1)
+    growing.graft("block1", "conv_light", Blend.ADD, rng_seed=1)
     growing.to(dtype).to(memory_format=memory_format)
     stir(growing)
     loaded = small(tmp_path / "grown.pt", growing, {"block1": FULL})
@@ -269,7 +269,7 @@ class OwnHost(Host):
 
 def test_a_host_outside_esper_is_found_by_its_name(tmp_path: Path) -> None:
     growing, (x, _) = GrowingHost(OwnHost(channels=8), coadapt=True), batch("cnn")
-    growing.graft("middle", "conv_light", Blend.ADD, seed=1)
+    growing.graft("middle", "conv_light", Blend.ADD, rng_seed=1)
     stir(growing)
     host = {"target": f"{__name__}.OwnHost", "arguments": {"channels": 8}}
     export(tmp_path / "grown.pt", growing, {"middle": FULL}, host=host, about={})
@@ -281,7 +281,7 @@ def test_a_blueprint_that_is_not_registered_is_refused(tmp_path: Path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(registry, "_REGISTRY", {"cnn": blueprints("cnn")})
         register("cnn", "own", lambda c: c * c, "of a user")(lambda channels: nn.Conv2d(channels, channels, 1))
-        growing.graft("block1", "own", Blend.ADD, seed=1)
+        growing.graft("block1", "own", Blend.ADD, rng_seed=1)
         small(path, growing, {"block1": FULL})
     with pytest.raises(ValueError, match=r"grown.pt: its seed in block1 .*blueprint=own: is unknown.* registered"):
         load_grown(path)

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from esper.growth import GrowingHost, Mode, Setting, seed_settings
+from esper.growth import GrowingHost, Mode, SeedSetting, seed_settings
 from esper.lifecycle import Blend, Slots, Stage
-from tests.growth.garden import (
-    BEHIND,
+from tests.growth.fixtures_hosts import (
     FULL,
+    ISOLATED,
     MIDDLE,
     all_equal,
     backward,
@@ -26,7 +26,7 @@ def grown(topology: str, blend: Blend = Blend.ADD, *, coadapt: bool = True, trai
     """A host with one seed in its first slot, moved away from the identity."""
     channels, blueprint = TOPOLOGIES[topology]
     growing = model(topology, channels, coadapt=coadapt)
-    seed = growing.graft(MIDDLE[topology], blueprint, blend, seed=1)
+    seed = growing.graft(MIDDLE[topology], blueprint, blend, rng_seed=1)
     if trained:
         generator = torch.Generator().manual_seed(5)
         with torch.no_grad():
@@ -45,7 +45,7 @@ def test_an_isolated_seed_gone_non_finite_leaves_a_whole_training_run_bit_equal(
             growing.remove(MIDDLE[topology])
         trainer = optimizer(growing)
         for index in range(4):
-            backward(growing, {MIDDLE[topology]: BEHIND}, index)
+            backward(growing, {MIDDLE[topology]: ISOLATED}, index)
             trainer.step(0.0)
             if with_seed and index == 1:
                 poison(growing.seed(MIDDLE[topology]))
@@ -58,11 +58,11 @@ def test_an_isolated_seed_gone_non_finite_leaves_a_whole_training_run_bit_equal(
 def test_a_seed_behind_the_host_trains_as_what_it_will_be(topology: str, blend: Blend) -> None:
     """Its loss and its gradient are those of the whole network with the seed blended in at its target alpha."""
     slot, results = MIDDLE[topology], []
-    for mode in (Mode.BEHIND, Mode.BLENDED):
+    for mode in (Mode.ISOLATED, Mode.BLENDED):
         growing = grown(topology, blend)
-        losses = backward(growing, {slot: Setting(mode, 0.7)})
+        losses = backward(growing, {slot: SeedSetting(mode, 0.7)})
         gradients = {name: parameter.grad for name, parameter in growing.seed(slot).named_parameters()}
-        results.append({**gradients, "loss": losses[slot if mode is Mode.BEHIND else "host"]})
+        results.append({**gradients, "loss": losses[slot if mode is Mode.ISOLATED else "host"]})
     assert all_equal(*results)
 
 
@@ -70,10 +70,10 @@ def test_seeds_behind_the_host_do_not_feel_each_other() -> None:
     gradients = []
     for other in (False, True):
         growing = grown("cnn")
-        settings = {"block1": BEHIND}
+        settings = {"block1": ISOLATED}
         if other:
-            growing.graft("block2", "conv_light", Blend.ADD, seed=2)
-            settings["block2"] = BEHIND
+            growing.graft("block2", "conv_light", Blend.ADD, rng_seed=2)
+            settings["block2"] = ISOLATED
         losses = backward(growing, settings)
         assert set(losses) == {"host", *settings}
         gradients.append({name: p.grad for name, p in growing.seed("block1").named_parameters()})
@@ -86,8 +86,8 @@ def test_a_seed_behind_the_host_leaves_its_dropout_bit_equal() -> None:
         growing = model("transformer", 64, dropout=0.2)
         growing.host.use_generator(torch.Generator().manual_seed(3))
         if with_seed:
-            growing.graft("segment1", "mlp_small", Blend.ADD, seed=1)
-        losses = [backward(growing, {"segment1": BEHIND}, index)["host"] for index in range(3)]
+            growing.graft("segment1", "mlp_small", Blend.ADD, rng_seed=1)
+        losses = [backward(growing, {"segment1": ISOLATED}, index)["host"] for index in range(3)]
         runs.append({**host_gradients(growing), "losses": torch.stack(losses)})
     assert all_equal(*runs)
 
@@ -98,7 +98,7 @@ def test_a_seed_behind_the_host_takes_no_part_in_evaluation(topology: str) -> No
     poison(growing.seed(MIDDLE[topology]))
     x, _ = batch(topology)
     with torch.no_grad():
-        assert torch.equal(growing(x, {MIDDLE[topology]: BEHIND}), growing(x, {}))
+        assert torch.equal(growing(x, {MIDDLE[topology]: ISOLATED}), growing(x, {}))
 
 
 @each_topology
@@ -106,7 +106,7 @@ def test_a_seed_behind_the_host_takes_no_part_in_evaluation(topology: str) -> No
 def test_a_trained_seed_changes_the_output_once_it_is_blended(topology: str, blend: Blend) -> None:
     growing = grown(topology, blend).eval()
     x, _ = batch(topology)
-    outputs = [growing(x, {MIDDLE[topology]: Setting(Mode.BLENDED, alpha)}) for alpha in (0.0, 0.5, 1.0)]
+    outputs = [growing(x, {MIDDLE[topology]: SeedSetting(Mode.BLENDED, alpha)}) for alpha in (0.0, 0.5, 1.0)]
     assert torch.equal(outputs[0], growing(x, {}))
     assert not torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[1], outputs[2])
@@ -142,7 +142,7 @@ def test_a_fading_seed_is_frozen_while_the_host_gradient_lives(topology: str, bl
     gradients = {}
     for mode in (Mode.BLENDED, Mode.FADING):
         growing = grown(topology, blend, coadapt=coadapt)
-        gradients[mode] = {**backward(growing, {slot: Setting(mode, 0.6)}), **host_gradients(growing)}
+        gradients[mode] = {**backward(growing, {slot: SeedSetting(mode, 0.6)}), **host_gradients(growing)}
         trained = [p.grad is not None for p in growing.seed(slot).parameters()]
         assert all(trained) if mode is Mode.BLENDED else not any(trained)
     assert all_equal(gradients[Mode.BLENDED], gradients[Mode.FADING])
@@ -159,7 +159,7 @@ def test_without_coadaptation_the_earlier_layers_train_as_if_the_seed_were_not_t
     h = growing(x, {}, stop="block1").detach().requires_grad_()
     at_slot = growing.seed("block1")(h.detach(), 0.8).detach().requires_grad_()
     loss(growing.host.run(at_slot, start="block1"), y).backward()
-    loss(growing(h, {"block1": Setting(Mode.BLENDED, 0.8)}, start="block1"), y).backward()
+    loss(growing(h, {"block1": SeedSetting(Mode.BLENDED, 0.8)}, start="block1"), y).backward()
     assert torch.equal(h.grad, at_slot.grad)
 
 
@@ -176,7 +176,7 @@ def test_with_coadaptation_the_earlier_layers_feel_the_seed() -> None:
 def test_a_run_continued_from_a_slot_equals_a_whole_run(topology: str) -> None:
     growing = grown(topology).eval()
     first, last = (slot.name for slot in growing.host.slots)
-    growing.graft(last, TOPOLOGIES[topology][1], Blend.ADD, seed=2)
+    growing.graft(last, TOPOLOGIES[topology][1], Blend.ADD, rng_seed=2)
     on = {first: FULL, last: FULL}
     x, _ = batch(topology)
     at_first, at_last = growing(x, on, stop=first), growing(x, on, stop=last)
@@ -196,7 +196,7 @@ def test_a_seed_trained_behind_a_still_host_helps_once_it_is_blended(topology: s
         parameter.requires_grad_(False)
     before = loss(growing(x, {}), y).item()
     for _ in range(60):
-        backward(growing, {slot: BEHIND})
+        backward(growing, {slot: ISOLATED})
         trainer.step(0.0)
     assert loss(growing(x, {}), y).item() == before
     assert loss(growing(x, {slot: FULL}), y).item() < before - 0.25
@@ -209,7 +209,7 @@ def test_the_weights_of_a_seed_follow_from_its_own_seed_alone() -> None:
         growing = model("cnn", 8)
         torch.manual_seed(noise)
         state = torch.get_rng_state()
-        bodies.append(growing.graft("block1", "conv_heavy", Blend.GATED, seed=number).state_dict())
+        bodies.append(growing.graft("block1", "conv_heavy", Blend.GATED, rng_seed=number).state_dict())
         assert torch.equal(state, torch.get_rng_state())
     assert all_equal(bodies[0], bodies[1])
     assert not all_equal(bodies[0], bodies[2])
@@ -218,11 +218,11 @@ def test_the_weights_of_a_seed_follow_from_its_own_seed_alone() -> None:
 def test_grafting_into_a_full_slot_or_with_a_foreign_blueprint_is_refused() -> None:
     growing = grown("cnn")
     with pytest.raises(ValueError, match="slot block1 holds a seed already"):
-        growing.graft("block1", "norm", Blend.ADD, seed=0)
+        growing.graft("block1", "norm", Blend.ADD, rng_seed=0)
     with pytest.raises(ValueError, match="blueprint=lora: is unknown among cnn blueprints"):
-        growing.graft("block2", "lora", Blend.ADD, seed=0)
+        growing.graft("block2", "lora", Blend.ADD, rng_seed=0)
     with pytest.raises(ValueError, match="slot=block9: CNNHost has no such slot; it has block1, block2"):
-        growing.graft("block9", "norm", Blend.ADD, seed=0)
+        growing.graft("block9", "norm", Blend.ADD, rng_seed=0)
     with pytest.raises(ValueError, match="slot block2 holds no seed"):
         growing.remove("block2")
     assert list(growing.seeds) == ["block1"]
@@ -238,11 +238,11 @@ def test_settings_follow_from_the_stage_of_each_slot() -> None:
     slots = slots.where(everywhere, stage=stage, alpha=alpha, alpha_target=target)
     names = tuple("abcdefgh")
     assert seed_settings(slots, 1, names) == {
-        "c": Setting(Mode.BEHIND, 0.5),
-        "d": Setting(Mode.BLENDED, 0.25),
-        "e": Setting(Mode.BLENDED, 1.0),
-        "f": Setting(Mode.BLENDED, 1.0),
-        "h": Setting(Mode.FADING, 0.75),
+        "c": SeedSetting(Mode.ISOLATED, 0.5),
+        "d": SeedSetting(Mode.BLENDED, 0.25),
+        "e": SeedSetting(Mode.BLENDED, 1.0),
+        "f": SeedSetting(Mode.BLENDED, 1.0),
+        "h": SeedSetting(Mode.FADING, 0.75),
     }
 
 
@@ -258,12 +258,12 @@ def test_a_blueprint_that_changes_the_shape_is_refused() -> None:
 def test_training_a_growing_host_reads_no_value_and_hides_no_cpu_tensor(topology: str) -> None:
     """On the meta device either would raise."""
     growing = grown(topology).to("meta")
-    growing.graft(growing.host.slots[1].name, TOPOLOGIES[topology][1], Blend.GATED, seed=1)
+    growing.graft(growing.host.slots[1].name, TOPOLOGIES[topology][1], Blend.GATED, rng_seed=1)
     trainer = optimizer(
         growing, {"cnn": "sgd", "transformer": "adamw"}[topology], fused=False
     )  # meta has no fused kernel
     x, y = (part.to("meta") for part in batch(topology))
-    settings = {MIDDLE[topology]: Setting(Mode.FADING, 0.5), growing.host.slots[1].name: BEHIND}
+    settings = {MIDDLE[topology]: SeedSetting(Mode.FADING, 0.5), growing.host.slots[1].name: ISOLATED}
     for _ in range(2):
         own, behind = growing.losses(x, settings, lambda output: loss(output, y))
         (own + sum(behind.values())).backward()
@@ -277,6 +277,6 @@ def test_training_a_growing_host_reads_no_value_and_hides_no_cpu_tensor(topology
 def test_growth_runs_in_mixed_precision(topology: str, blend: Blend, mode: Mode) -> None:
     growing = grown(topology, blend)
     with torch.autocast("cpu", torch.bfloat16):
-        losses = backward(growing, {MIDDLE[topology]: Setting(mode, 0.5)})
+        losses = backward(growing, {MIDDLE[topology]: SeedSetting(mode, 0.5)})
     assert all(loss.isfinite() for loss in losses.values())
     assert all(gradient.isfinite().all() for gradient in host_gradients(growing).values())

@@ -1,18 +1,18 @@
 import pytest
 import torch
 
-from esper.growth import HOST, GrowingHost, GrowthOptimizer, restore, snapshot
+from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, restore, snapshot
 from esper.lifecycle import Blend
-from tests.growth.garden import BEHIND, FULL, all_equal, backward, model, optimizer, poison
+from tests.growth.fixtures_hosts import FULL, ISOLATED, all_equal, backward, model, optimizer, poison
 
-ON = {"block1": FULL, "block2": BEHIND}
+ON = {"block1": FULL, "block2": ISOLATED}
 
 
 def grown(kind: str) -> tuple[GrowingHost, GrowthOptimizer]:
     growing = model("cnn", 8)
     trainer = optimizer(growing, kind)
     for slot, blueprint, blend in (("block1", "conv_light", Blend.GATED), ("block2", "depthwise", Blend.ADD)):
-        growing.graft(slot, blueprint, blend, seed=3)
+        growing.graft(slot, blueprint, blend, rng_seed=3)
         trainer.add(slot)
     train(growing, trainer, 3)
     return growing, trainer
@@ -63,21 +63,21 @@ def test_restoring_brings_back_removed_seeds_and_drops_new_ones() -> None:
     for slot in ("block1", "block2"):
         trainer.remove(slot)
         growing.remove(slot)
-    growing.graft("block2", "norm", Blend.MULTIPLY, seed=4)
+    growing.graft("block2", "norm", Blend.MULTIPLY, rng_seed=4)
     trainer.add("block2")
     restore(saved, growing, trainer)
     assert all_equal(before, contents(growing, trainer))
-    assert set(trainer.owners) == {HOST, "block1", "block2"}
+    assert set(trainer.owners) == {HOST_GROUP, "block1", "block2"}
 
 
 def test_only_the_seeds_that_are_to_be_kept_come_back() -> None:
     growing, trainer = grown("sgd")
-    saved = snapshot(growing, trainer, keep=["block1"])
+    saved = snapshot(growing, trainer, features=["block1"])
     before = {name: value for name, value in contents(growing, trainer).items() if "block2" not in name}
     poison(growing)
     restore(saved, growing, trainer)
     assert list(growing.seeds) == ["block1"]
-    assert trainer.owners == (HOST, "block1")
+    assert trainer.owners == (HOST_GROUP, "block1")
     assert all_equal(before, contents(growing, trainer))
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.config import load
-from esper.hosts import CNNHost, Dropout, GPTHost, Host, Slot, parameter_count
+from esper.config import load_preset
+from esper.hosts import CNNHost, Dropout, GPTHost, Host, Slot, count_parameters
 
 PRESETS = {
     "cifar_baseline": 6_418,
@@ -37,13 +37,13 @@ def example(host: Host) -> Tensor:
 @pytest.mark.parametrize(("preset", "parameters"), PRESETS.items())
 def test_a_preset_has_its_number_of_parameters(preset: str, parameters: int) -> None:
     with torch.device("meta"):
-        assert parameter_count(load(f"host/{preset}")) == parameters
+        assert count_parameters(load_preset(f"host/{preset}")) == parameters
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "tinystories"])
 @pytest.mark.parametrize("training", [True, False])
 def test_running_in_pieces_equals_running_whole_bit_for_bit(preset: str, training: bool) -> None:
-    host = load(f"host/{preset}", **({"resolution": 16} if preset.startswith("cifar") else {})).train(training)
+    host = load_preset(f"host/{preset}", **({"resolution": 16} if preset.startswith("cifar") else {})).train(training)
     x = example(host)
     whole = host(x)
     names = [slot.name for slot in host.slots]
@@ -56,7 +56,7 @@ def test_running_in_pieces_equals_running_whole_bit_for_bit(preset: str, trainin
 
 
 def test_a_host_of_colour_sees_no_places() -> None:
-    host = load("host/cifar_colour", resolution=16, kernel=3).eval()
+    host = load_preset("host/cifar_colour", resolution=16, kernel=3).eval()
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     elsewhere = x.flatten(2)[..., torch.randperm(256, generator=torch.Generator().manual_seed(1))].view_as(x)
     torch.testing.assert_close(host(elsewhere), host(x))

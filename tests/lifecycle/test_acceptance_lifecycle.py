@@ -1,8 +1,8 @@
 import torch
 
 from esper.lifecycle import HEADS, active, available, causal
-from tests.controllers.nets import draws, layout, random_masks
-from tests.lifecycle.play import space
+from tests.controllers.fixtures_policies import draws, layout, random_masks
+from tests.lifecycle.fixtures_slots import space
 
 
 def test_masks_by_cause_are_made_where_their_ops_are_and_say_so() -> None:

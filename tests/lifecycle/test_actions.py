@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from esper.lifecycle import HEADS, ActionSpace, Blend, Curve, Op, actions
-from tests.lifecycle.play import act, space
+from tests.lifecycle.fixtures_slots import act, space
 
 
 def test_every_op_is_listed_by_name_in_the_documented_table_as_the_head_table_has_it() -> None:

@@ -1,23 +1,25 @@
 import pytest
 import torch
 
-from esper.lifecycle.alpha import Curve, progress, ramp
+from esper.lifecycle.alpha import Curve, curve_progress, ramp
 
 
 @pytest.mark.parametrize("curve", Curve)
 def test_a_curve_is_monotone_and_hits_its_ends_exactly(curve: Curve) -> None:
     t = torch.linspace(-0.5, 1.5, 20_001)
-    way = progress(torch.full(t.shape, int(curve)), t)
-    assert (way.diff() >= 0).all()
-    assert (way[t <= 0] == 0).all()
-    assert (way[t >= 1] == 1).all()
-    assert way[(t > 0.4) & (t < 0.6)].diff().sum() > 0.15
+    values = curve_progress(torch.full(t.shape, int(curve)), t)
+    assert (values.diff() >= 0).all()
+    assert (values[t <= 0] == 0).all()
+    assert (values[t >= 1] == 1).all()
+    assert values[(t > 0.4) & (t < 0.6)].diff().sum() > 0.15
 
 
 def test_steeper_sigmoids_stay_lower_before_the_middle() -> None:
-    early = progress(torch.tensor([Curve.SIGMOID_GENTLE, Curve.SIGMOID, Curve.SIGMOID_SHARP]), torch.full((3,), 0.25))
+    early = curve_progress(
+        torch.tensor([Curve.SIGMOID_GENTLE, Curve.SIGMOID, Curve.SIGMOID_SHARP]), torch.full((3,), 0.25)
+    )
     assert early[0] > early[1] > early[2] > 0
-    middle = progress(torch.arange(len(Curve)), torch.full((len(Curve),), 0.5))
+    middle = curve_progress(torch.arange(len(Curve)), torch.full((len(Curve),), 0.5))
     torch.testing.assert_close(middle, torch.full_like(middle, 0.5))
 
 

@@ -1,7 +1,7 @@
 import torch
 
 from esper.lifecycle import HEADS, Op, Slots, Stage, active, available, causal, legal
-from tests.lifecycle.play import act, rules, space
+from tests.lifecycle.fixtures_slots import act, rules, space
 
 
 def test_the_causal_mask_of_every_op_is_the_head_tables() -> None:
@@ -47,7 +47,7 @@ def test_the_cap_counts_live_seeds_and_no_fossils() -> None:
 def test_prune_and_fossilise_want_different_slots() -> None:
     core = space("core")
     slots = Slots.empty(1, 3)
-    slots = slots.where(torch.tensor([[True, False, False]]), stage=Stage.HOLDING, alpha=1, epochs_in_stage=9, age=20)
+    slots = slots.where(torch.tensor([[True, False, False]]), stage=Stage.HOLDING, alpha=1, steps_in_stage=9, age=20)
     slots = slots.where(torch.tensor([[False, True, False]]), stage=Stage.TRAINING, age=20)
     masks = legal(slots, core, rules())
     assert masks.under("slot", torch.tensor([core.ops.index(Op.PRUNE)])).tolist() == [[True, True, False]]
@@ -55,7 +55,7 @@ def test_prune_and_fossilise_want_different_slots() -> None:
 
 
 def test_advance_is_never_legal_where_seeds_advance_by_themselves() -> None:
-    slots = Slots.empty(1, 1).where(torch.tensor([[True]]), stage=Stage.TRAINING, epochs_in_stage=9, age=9)
+    slots = Slots.empty(1, 1).where(torch.tensor([[True]]), stage=Stage.TRAINING, steps_in_stage=9, age=9)
     full = space("full", slots=1)
     assert legal(slots, full, rules()).op[0, Op.ADVANCE]
     automatic = space("full", slots=1, ops=("WAIT", "GERMINATE", "SET_ALPHA", "PRUNE", "FOSSILIZE"))

@@ -3,10 +3,10 @@ import math
 import pytest
 import torch
 
-from esper.config import load
-from esper.lifecycle import Gate, Measurements, Rules, Slots, Stage, gates
+from esper.config import load_preset
+from esper.lifecycle import Gate, Rules, SeedMeasurements, Slots, Stage, gates
 from esper.lifecycle.rules import may_leave
-from tests.lifecycle.play import rules
+from tests.lifecycle.fixtures_slots import rules
 
 
 def in_stage(stage: Stage, **values: float) -> Slots:
@@ -16,7 +16,7 @@ def in_stage(stage: Stage, **values: float) -> Slots:
 
 @pytest.mark.parametrize(("steps", "usual"), [(5, 1), (20, 2), (150, 15)])
 def test_times_default_to_a_tenth_of_the_episode(steps: int, usual: int) -> None:
-    preset = load("lifecycle/default", steps=steps)
+    preset = load_preset("lifecycle/default", steps=steps)
     assert preset.dwell == {Stage.GERMINATED: 0, Stage.TRAINING: usual, Stage.BLENDING: usual, Stage.HOLDING: usual}
     assert (preset.prune_age, preset.cooldown, preset.max_live) == (usual, usual, None)
 
@@ -24,12 +24,12 @@ def test_times_default_to_a_tenth_of_the_episode(steps: int, usual: int) -> None
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
 def test_dwell_counts_epochs_in_the_stage(stage: Stage) -> None:
     rule = rules(dwell=4)
-    assert not may_leave(in_stage(stage, alpha=1, epochs_in_stage=3, age=9), rule).item()
-    assert may_leave(in_stage(stage, alpha=1, epochs_in_stage=4), rule).item()
+    assert not may_leave(in_stage(stage, alpha=1, steps_in_stage=3, age=9), rule).item()
+    assert may_leave(in_stage(stage, alpha=1, steps_in_stage=4), rule).item()
 
 
 def test_blending_is_left_only_at_rest_at_full_alpha() -> None:
-    ready = {"epochs_in_stage": 9, "ramp_ticks": 3, "ramp_done": 3}
+    ready = {"steps_in_stage": 9, "ramp_ticks": 3, "ramp_done": 3}
     assert may_leave(in_stage(Stage.BLENDING, alpha=1, **ready), rules()).item()
     assert not may_leave(in_stage(Stage.BLENDING, alpha=0.7, **ready), rules()).item()
     assert not may_leave(in_stage(Stage.BLENDING, alpha=1, **{**ready, "ramp_done": 2}), rules()).item()
@@ -37,7 +37,7 @@ def test_blending_is_left_only_at_rest_at_full_alpha() -> None:
 
 @pytest.mark.parametrize(("health", "passes"), [(math.nan, False), (0.4, False), (0.5, True), (1.0, True)])
 def test_a_demanded_health_must_be_measured_and_reached(health: float, passes: bool) -> None:
-    slots = in_stage(Stage.TRAINING, epochs_in_stage=9, health=health)
+    slots = in_stage(Stage.TRAINING, steps_in_stage=9, health=health)
     assert may_leave(slots, rules(health=0.5)).item() is passes
     assert gates(slots, rules(health=0.5))["health"].item() is passes
     assert may_leave(slots, rules(health=None)).item()
@@ -45,19 +45,19 @@ def test_a_demanded_health_must_be_measured_and_reached(health: float, passes: b
 
 @pytest.mark.parametrize(("contribution", "passes"), [(math.nan, False), (-3.0, True), (2.0, True)])
 def test_minus_infinity_demands_only_that_the_contribution_was_measured(contribution: float, passes: bool) -> None:
-    slots = in_stage(Stage.HOLDING, alpha=1, epochs_in_stage=9, contribution=contribution)
+    slots = in_stage(Stage.HOLDING, alpha=1, steps_in_stage=9, contribution=contribution)
     assert may_leave(slots, rules(contribution=-math.inf)).item() is passes
 
 
 def test_a_contribution_below_the_threshold_keeps_a_seed_from_fossilising() -> None:
-    slots = in_stage(Stage.HOLDING, alpha=1, epochs_in_stage=9, contribution=0.9)
+    slots = in_stage(Stage.HOLDING, alpha=1, steps_in_stage=9, contribution=0.9)
     assert not may_leave(slots, rules(contribution=1.0)).item()
     assert may_leave(slots, rules(contribution=0.5)).item()
 
 
 def test_stages_without_a_gate_are_never_left_through_one() -> None:
     for stage in (Stage.DORMANT, Stage.FOSSILIZED, Stage.PRUNED):
-        assert not may_leave(in_stage(stage, alpha=1, epochs_in_stage=99), rules()).item()
+        assert not may_leave(in_stage(stage, alpha=1, steps_in_stage=99), rules()).item()
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_a_gate_that_nothing_could_pass_is_refused() -> None:
 
 
 def test_the_preset_arrives_as_gates() -> None:
-    assert all(type(gate) is Gate for gate in load("lifecycle/default", steps=20).gates.values())
+    assert all(type(gate) is Gate for gate in load_preset("lifecycle/default", steps=20).gates.values())
 
 
 def test_nothing_measured_is_nan_everywhere() -> None:
-    measured = Measurements.none(Slots.empty(2, 3))
+    measured = SeedMeasurements.none(Slots.empty(2, 3))
     assert measured.contribution.isnan().all()
     assert measured.health.isnan().all()

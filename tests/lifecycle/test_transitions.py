@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.lifecycle import TRANSITIONS, ActionSpace, Measurements, Op, Rules, Slots, Stage, apply, legal, tick
-from tests.lifecycle.play import Turn, act, play, random_action, random_measurements, rules, space
+from esper.lifecycle import TRANSITIONS, ActionSpace, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
+from tests.lifecycle.fixtures_slots import Turn, act, play, random_action, random_measurements, rules, space
 
 SPACES = st.sampled_from(["core", "full"])
 RULES = st.builds(
@@ -50,7 +50,7 @@ def test_every_change_of_stage_follows_the_table_of_transitions(actions: str, ru
             before, after = (Stage(int(s.stage[env, slot])) for s in (turn.before, turn.after))
             assert path_exists(before, entered, after), (turn.call, before, entered, after)
             if entered:
-                assert turn.after.epochs_in_stage[env, slot] == 0
+                assert turn.after.steps_in_stage[env, slot] == 0
 
 
 @pytest.mark.parametrize("actions", ["core", "full"])
@@ -133,7 +133,7 @@ def test_a_batch_of_environments_equals_as_many_batches_of_one(actions: str, rul
         measured = random_measurements(together, generator)
         together = tick(apply(together, action, chosen, rule)[0], measured, chosen, rule)[0]
         for env in range(3):
-            one = Measurements(measured.contribution[env : env + 1], measured.health[env : env + 1])
+            one = SeedMeasurements(measured.contribution[env : env + 1], measured.health[env : env + 1])
             alone[env] = tick(apply(alone[env], action[env : env + 1], chosen, rule)[0], one, chosen, rule)[0]
             assert equal(together[env : env + 1], alone[env])
 
@@ -153,7 +153,7 @@ def follow(chosen: ActionSpace, rule: Rules, choices: list[dict[str, str]]) -> l
     for choice in choices:
         slots, _ = apply(slots, act(chosen, choice), chosen, rule)
         seen.append((Stage(int(slots.stage)).name, round(slots.alpha.item(), 3)))
-        slots, _ = tick(slots, Measurements.none(slots), chosen, rule)
+        slots, _ = tick(slots, SeedMeasurements.none(slots), chosen, rule)
     return seen
 
 
@@ -245,7 +245,7 @@ def test_a_measurement_is_kept_until_the_next_and_its_age_is_counted() -> None:
     slots, _ = apply(Slots.empty(1, 1), act(core, {"op": "GERMINATE"}), core, rules(steps=99))
 
     def step(slots: Slots, contribution: float, health: float) -> Slots:
-        measured = Measurements(torch.tensor([[contribution]]), torch.tensor([[health]]))
+        measured = SeedMeasurements(torch.tensor([[contribution]]), torch.tensor([[health]]))
         return tick(slots, measured, core, rules(steps=99))[0]
 
     nan = float("nan")
@@ -262,7 +262,7 @@ def test_a_measurement_is_kept_until_the_next_and_its_age_is_counted() -> None:
 def test_an_empty_slot_keeps_nothing_of_the_seed_that_was_there() -> None:
     core, rule = space("core", slots=1), rules(steps=50, prune_age=1, cooldown=0)
     slots, _ = apply(Slots.empty(1, 1), act(core, {"op": "GERMINATE", "blueprint": "attention"}), core, rule)
-    slots, _ = tick(slots, Measurements(torch.tensor([[2.0]]), torch.tensor([[0.5]])), core, rule)
+    slots, _ = tick(slots, SeedMeasurements(torch.tensor([[2.0]]), torch.tensor([[0.5]])), core, rule)
     slots, events = apply(slots, act(core, {"op": "PRUNE"}), core, rule)
     assert equal(slots, Slots.empty(1, 1))
     assert events.into(Stage.PRUNED).all()
@@ -274,7 +274,7 @@ def test_a_seed_of_bad_or_unknown_health_stays_in_training() -> None:
 
     def stage_after(health: Tensor) -> Stage:
         slots, _ = apply(Slots.empty(1, 1), act(core, {"op": "GERMINATE"}), core, rule)
-        slots, _ = tick(slots, Measurements(torch.full((1, 1), torch.nan), health), core, rule)
+        slots, _ = tick(slots, SeedMeasurements(torch.full((1, 1), torch.nan), health), core, rule)
         return Stage(int(slots.stage))
 
     assert stage_after(torch.tensor([[0.0]])) is Stage.TRAINING

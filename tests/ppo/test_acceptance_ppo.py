@@ -8,22 +8,23 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.config import build_world, compose_config
-from esper.controllers import Choice, Factored, Learned, Policy
+from esper.config import build_vector_env, compose_config
+from esper.controllers import FactoredDistribution, Policy, PolicyController, PolicyDecision
 from esper.lifecycle import HEAD_NAMES, Masks, causal
-from esper.ppo import PPO, Rollout, checkpoint, gae, restore
+from esper.ppo import PPO, Rollout, checkpoint, gae, restore_module
 from esper.ppo import module as learning
 from esper.ppo.checkpoint import LAST, read_checkpoint
 from esper.ppo.losses import LOG_RATIO_BOUND, surrogate, value_loss
-from esper.ppo.module import VERSION, Tally
-from esper.ppo.update import Counts, Figures, Targets, piece, prepare
-from esper.run import build_module
-from tests.controllers.nets import draws, layout, policy, random_inputs
+from esper.ppo.metadata import VERSION
+from esper.ppo.module import UpdateStats
+from esper.ppo.update import MinibatchMetrics, StepCounts, UpdateTargets, minibatch_loss, prepare_targets
+from esper.training import build_module
+from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
 from tests.controllers.test_distribution import random_logits
-from tests.environment_kit import SMALL
+from tests.fixtures_environment import SMALL
+from tests.ppo.fixtures_environments import Locks, fit, learner, played, settings
 from tests.ppo.test_checkpoint import run
 from tests.ppo.test_module import loss_of, ready
-from tests.ppo.worlds import Locks, fit, learner, played, settings
 
 EVEN = {"gains": {"hidden": 1.4, "policy": 0.0, "value": 1.0}}  # every legal option is as likely as the others
 
@@ -66,7 +67,7 @@ def test_log_ratios_are_held_within_20_whose_ratio_can_still_be_squared() -> Non
 def test_a_round_without_any_choice_has_a_kl_of_exactly_0() -> None:
     module, rollout, _ = ready()
     only_waiting(rollout, slice(None))
-    targets = prepare(rollout, module.policy, module.scale, module.settings)
+    targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     assert not targets.decision.any()
     changed(module)
     loss, figures = loss_of(module, rollout, targets)
@@ -80,7 +81,7 @@ def test_a_policy_says_whether_heads_learn_where_they_had_no_part(masked: bool) 
     world = Locks()
     module = learner(world, net={**EVEN, "masked": masked})
     rollout = played(module, world)
-    targets = prepare(rollout, module.policy, module.scale, module.settings)
+    targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     blend = rollout.layout.head_names.index("blend")
     waited = rollout.each("op") == 0
     assert waited.any()
@@ -94,7 +95,7 @@ def test_the_kl_of_an_update_is_that_of_whole_actions_over_decision_steps() -> N
     """Heads that took no part add nothing, and are not counted in what is divided by."""
     module, rollout, _ = ready()
     only_waiting(rollout, slice(0, 2))
-    targets = prepare(rollout, module.policy, module.scale, module.settings)
+    targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     rollout.log_prob -= 0.1 * targets.active
     _, figures = loss_of(module, rollout, targets)
     one = 1.1051709 - 1 - 0.1
@@ -108,11 +109,12 @@ def test_entropy_is_a_bonus_for_the_mean_over_heads_however_many_there_are(actio
     world = Locks(actions=actions)
     module = learner(world, net=EVEN)
     rollout = played(module, world)
-    targets = prepare(rollout, module.policy, module.scale, module.settings)
+    targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     rows = torch.arange(4)
-    counts = Counts.of(rollout, targets, rows)
+    counts = StepCounts.of(rollout, targets, rows)
     plain, paid = (
-        piece(module.policy, rollout, targets, rows, counts, module.settings, bonus)[0].item() for bonus in (0.0, 0.5)
+        minibatch_loss(module.policy, rollout, targets, rows, counts, module.settings, bonus)[0].item()
+        for bonus in (0.0, 0.5)
     )
     there = targets.available.any((0, 1)).float().mean().item()  # alpha_speed and alpha_curve are never asked for
     assert plain - paid == pytest.approx(0.5 * there, abs=1e-5)
@@ -123,7 +125,7 @@ def test_entropy_is_normalised_once_and_not_diluted_by_steps_without_a_choice() 
     module = learner(world, net=EVEN)
     rollout = played(module, world)
     only_waiting(rollout, slice(0, 4))
-    _, figures = loss_of(module, rollout, prepare(rollout, module.policy, module.scale, module.settings))
+    _, figures = loss_of(module, rollout, prepare_targets(rollout, module.policy, module.scale, module.settings))
     torch.testing.assert_close(figures.entropy, torch.ones(4))
 
 
@@ -146,7 +148,7 @@ def test_values_to_clip_against_are_the_critics_own_though_the_return_scale_has_
     fit(module, world, rounds=2)
     rollout = played(module, world)
     before = module.scale.std.clone()
-    targets = prepare(replace(rollout, reward=7 * rollout.reward), module.policy, module.scale, module.settings)
+    targets = prepare_targets(replace(rollout, reward=7 * rollout.reward), module.policy, module.scale, module.settings)
     assert module.scale.std != before
     again = module.policy(rollout.base, rollout.slots, rollout.blueprints, rollout.state).value
     torch.testing.assert_close(again[rollout.valid], targets.values[rollout.valid], atol=1e-4, rtol=1e-3)
@@ -200,7 +202,7 @@ def test_one_causal_structure_rules_actions_masks_and_losses() -> None:
     world = Locks(actions="full", envs=8, steps=8)
     module = learner(world)
     rollout = played(module, world)
-    targets = prepare(rollout, module.policy, module.scale, module.settings)
+    targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     used = causal(rollout.each("op"), rollout.layout) & rollout.valid.unsqueeze(-1)
     assert not rollout.log_prob[~used].any()
     assert not rollout.action[~used].any()
@@ -227,7 +229,7 @@ def test_the_norm_before_clipping_is_reported_and_all_parameters_are_clipped_tog
     world = Locks()
     module = learner(world, grad_clip=1e-3, epochs=1, target_kl=None)
     fit(module, world, rounds=1)
-    assert module.latest["health/gradient_norm"] > 1e-2
+    assert module.latest_metrics["health/gradient_norm"] > 1e-2
     left = torch.stack([parameter.grad.norm() for parameter in module.policy.parameters()]).norm()
     assert left.item() == pytest.approx(1e-3, rel=1e-3)
 
@@ -245,21 +247,21 @@ def test_a_minibatchs_figures_and_an_updates_tally_are_apart() -> None:
     module._gradients = spy  # type: ignore[method-assign]
     fit(module, world, rounds=1)
     assert len(seen) == 6
-    assert module.latest["health/gradient_norm"] == max(norm for _, norm in seen)
-    assert module.latest["losses/policy"] == seen[-1][0]["losses/policy"]
-    assert module.latest["policy/epochs"] == 3
+    assert module.latest_metrics["health/gradient_norm"] == max(norm for _, norm in seen)
+    assert module.latest_metrics["losses/policy"] == seen[-1][0]["losses/policy"]
+    assert module.latest_metrics["policy/epochs"] == 3
 
 
 def test_an_update_says_precisely_what_it_gives() -> None:
     hints = {
-        PPO._learn: Tally,
-        PPO.training_step: dict[str, Targets],
-        prepare: Targets,
-        piece: tuple[torch.Tensor, Figures],
+        PPO._learn: UpdateStats,
+        PPO.training_step: dict[str, UpdateTargets],
+        prepare_targets: UpdateTargets,
+        minibatch_loss: tuple[torch.Tensor, MinibatchMetrics],
     }
     for function, expected in hints.items():
         assert get_type_hints(function)["return"] == expected
-    for kind in (Tally, Targets, Figures):
+    for kind in (UpdateStats, UpdateTargets, MinibatchMetrics):
         assert is_dataclass(kind)
         assert all(get_type_hints(kind)[field.name] is not Any for field in fields(kind))
 
@@ -268,11 +270,11 @@ def test_figures_do_not_pile_up_over_passes_and_rounds() -> None:
     world = Locks()
     module = learner(world, epochs=1, target_kl=None)
     fit(module, world, rounds=1)
-    names = set(module.latest)
-    module.settings.__dict__["epochs"] = 5
+    names = set(module.latest_metrics)
+    module.settings = replace(module.settings, epochs=5)
     fit(module, world, rounds=3)
-    assert set(module.latest) == names
-    assert all(isinstance(value, int | float) for value in module.latest.values())
+    assert set(module.latest_metrics) == names
+    assert all(isinstance(value, int | float) for value in module.latest_metrics.values())
 
 
 def test_the_advantages_mean_and_spread_are_reported() -> None:
@@ -282,12 +284,12 @@ def test_the_advantages_mean_and_spread_are_reported() -> None:
     raw = gae(
         rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated, gamma=0.9, lam=0.95
     )
-    targets = prepare(rollout, module.policy, module.scale, module.settings)
+    targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     chosen = raw[targets.decision]
     assert targets.figures["policy/advantage_mean"] == pytest.approx(chosen.mean().item(), abs=1e-5)
     assert targets.figures["policy/advantage_std"] == pytest.approx(chosen.std(unbiased=False).item(), abs=1e-5)
     fit(module, world, rounds=1)
-    assert {"policy/advantage_mean", "policy/advantage_std"} <= set(module.latest)
+    assert {"policy/advantage_mean", "policy/advantage_std"} <= set(module.latest_metrics)
 
 
 def test_a_pass_shuffles_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +311,7 @@ def test_the_named_constants_are_the_ones_in_use(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(learning, "KL_MARGIN", 1e9)
     monkeypatch.setattr(learning, "ADAM_EPS", 0.125)
     fit(module, Locks(), rounds=1)
-    assert module.latest["policy/kl_stop"] == 0
+    assert module.latest_metrics["policy/kl_stop"] == 0
     assert {group["eps"] for group in module.configure_optimizers().param_groups} == {0.125}
 
 
@@ -327,7 +329,7 @@ def test_shipped_settings_anneal_entropy_and_clip_at_a_half() -> None:
     assert shipped.grad_clip == 0.5
     assert shipped.entropy_final is not None
     assert 0 < shipped.entropy_final < shipped.entropy
-    assert shipped.advantage_least >= 1e-3
+    assert shipped.advantage_min_std >= 1e-3
     assert shipped.target_kl == pytest.approx(0.015, abs=0.01)
 
 
@@ -354,11 +356,11 @@ def test_more_environments_take_no_more_operations_to_estimate_advantages() -> N
     assert counts[0] == counts[1]
 
 
-def on_meta(steps: int = 3) -> tuple[Rollout, Choice]:
+def on_meta(steps: int = 3) -> tuple[Rollout, PolicyDecision]:
     of, meta = layout("full"), torch.device("meta")
     net = policy(of, validate=False).to(meta)
     rollout = Rollout.empty([0, 1], steps, of, net.begin(2))
-    inputs, controller = random_inputs(of, 2, draws()), Learned(net, greedy=True)
+    inputs, controller = random_inputs(of, 2, draws()), PolicyController(net, greedy=True)
     choice, _ = controller.decide(inputs, controller.begin([0, 1]))
     return rollout, choice
 
@@ -378,7 +380,7 @@ def test_a_rollout_is_written_by_index_into_memory_that_stays_where_it_is() -> N
     places = [value for value in vars(rollout).values() if isinstance(value, torch.Tensor)]
     places += [rollout.masks.op, rollout.masks.slot, *rollout.masks.others.values()]
     before = [place.data_ptr() for place in places]
-    inputs, controller = random_inputs(of, 2, draws()), Learned(net, greedy=False)
+    inputs, controller = random_inputs(of, 2, draws()), PolicyController(net, greedy=False)
     memory = controller.begin([0, 1])
     for step in range(3):
         choice, memory = controller.decide(inputs, memory)
@@ -399,14 +401,14 @@ def test_learner_policy_and_rollout_share_the_worlds_own_slots_in_their_order(sl
         [*small, "host=cifar_scale", f"slots.names=[{','.join(reversed(names))}]", "policy.hidden=16",
          "environment.steps=1", "environment.envs=1", "environment.batches=1"],
     )  # fmt: skip
-    world = build_world(config)
+    world = build_vector_env(config)
     module = build_module(config, world)
     assert list(world.layout.slots) == names, "as they stand in the host, however they were named"
     assert module.policy.layout == world.layout
     rollout = played(module, world)
     assert rollout.layout == world.layout
     assert rollout.masks.slot.shape[-1] == rollout.slots.shape[2] == slots
-    assert module.description()["layout"]["slots"] == names
+    assert module.metadata().to_dict()["layout"]["slots"] == names
 
 
 # ---------------------------------------------------------------- the compiler
@@ -442,7 +444,7 @@ def test_advantages_and_the_validation_of_masks_stay_out_of_the_compiler() -> No
     none = Masks(torch.zeros_like(masks.op), masks.slot, masks.others)
 
     def judged(masks: Masks) -> torch.Tensor:
-        return Factored(logits, masks, of, {}, True).entropy()
+        return FactoredDistribution(logits, masks, of, {}, True).entropy()
 
     with pytest.raises(ValueError, match="without a legal option"):
         torch.compile(judged, backend=graphs)(none)
@@ -464,9 +466,9 @@ def test_another_width_of_features_or_memory_is_refused(tmp_path: Path) -> None:
         world = Locks()
         world.layout = replace(world.layout, **{key: 9})
         with pytest.raises(ValueError, match=rf"^{key}: this run has 9, but the checkpoint"):
-            restore(learner(world), tmp_path / LAST)
+            restore_module(learner(world), tmp_path / LAST)
     with pytest.raises(ValueError, match=r"^policy.hidden=24: the checkpoint .* has 16"):
-        restore(learner(Locks(), net={"hidden": 24}), tmp_path / LAST)
+        restore_module(learner(Locks(), net={"hidden": 24}), tmp_path / LAST)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -474,7 +476,7 @@ def test_compilation_begins_only_when_a_checkpoints_weights_are_in(tmp_path: Pat
     trained = run(tmp_path, rounds=1, net={"layers": 0})
     graphs, fresh = Graphs(), learner(Locks(), seed=9, net={"layers": 0})
     fresh.policy.compile(backend=graphs)
-    restore(fresh, tmp_path / LAST)
+    restore_module(fresh, tmp_path / LAST)
     assert graphs.operations == []
     inputs = random_inputs(fresh.policy.layout, 2, draws())
     given = (inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], fresh.policy.begin(2))
@@ -482,7 +484,7 @@ def test_compilation_begins_only_when_a_checkpoints_weights_are_in(tmp_path: Pat
     assert graphs.operations
     torch.save({"esper": {"version": VERSION + 1}}, tmp_path / "newer.ckpt")
     with pytest.raises(ValueError, match=rf"reads 1 to {VERSION}"):
-        restore(fresh, tmp_path / "newer.ckpt")
+        restore_module(fresh, tmp_path / "newer.ckpt")
 
 
 def test_the_mode_of_compilation_is_saved_and_a_restored_policy_has_its_own(
@@ -493,7 +495,7 @@ def test_the_mode_of_compilation_is_saved_and_a_restored_policy_has_its_own(
     run(tmp_path, rounds=1, net={"compile": "max-autotune"})
     assert read_checkpoint(tmp_path / LAST)["esper"]["compile"] == "max-autotune"
     fresh = learner(Locks(), net={"compile": "max-autotune"})
-    restore(fresh, tmp_path / LAST)
+    restore_module(fresh, tmp_path / LAST)
     assert asked == ["max-autotune", "max-autotune"]
     assert fresh.policy.compile_mode == "max-autotune"
     assert "mode of compilation" in (checkpoint.__doc__ or "")
@@ -511,7 +513,7 @@ def test_a_checkpoints_weights_are_let_go_once_they_are_loaded(tmp_path: Path, m
 
     monkeypatch.setattr(checkpoint, "read_checkpoint", watched)
     fresh = learner(Locks(), seed=9)
-    restore(fresh, tmp_path / LAST)
+    restore_module(fresh, tmp_path / LAST)
     gc.collect()
     assert held
     assert not any(reference() is not None for reference in held)
@@ -524,7 +526,9 @@ def test_the_heads_reported_are_the_head_tables_and_the_value() -> None:
     module = learner(world)
     fit(module, world, rounds=1)
     for group in ("policy/entropy_", "policy/kl_", "policy/clipped_"):
-        found = {name.removeprefix(group) for name in module.latest if name.startswith(group)}
+        found = {name.removeprefix(group) for name in module.latest_metrics if name.startswith(group)}
         assert found - {"bonus", "stop"} == set(HEAD_NAMES)
-    norms = {name.removeprefix("health/gradient_") for name in module.latest if name.startswith("health/gradient_")}
+    norms = {
+        name.removeprefix("health/gradient_") for name in module.latest_metrics if name.startswith("health/gradient_")
+    }
     assert norms == {*HEAD_NAMES, "value", "norm"}

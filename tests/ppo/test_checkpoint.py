@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from esper.ppo import AtomicIO, Checkpoints, Collector, restore
+from esper.ppo import AtomicCheckpointIO, CheckpointCallback, Collector, restore_module
 from esper.ppo.checkpoint import BEST, LAST, read_checkpoint
-from tests.ppo.worlds import Locks, learner, trainer
+from tests.ppo.fixtures_environments import Locks, learner, trainer
 
 
 def run(directory: Path, rounds: int = 2, **changes: Any) -> Any:
     world = Locks()
     module = learner(world, **changes)
-    callback = Checkpoints(directory, every=1, best="episode/score")
-    fitting = trainer(rounds, callbacks=[callback], plugins=[AtomicIO()])
-    fitting.fit(module, datamodule=Collector(world, seed=0, warmup=2))
+    callback = CheckpointCallback(directory, every=1, best="episode/score")
+    fitting = trainer(rounds, callbacks=[callback], plugins=[AtomicCheckpointIO()])
+    fitting.fit(module, datamodule=Collector(world, run_seed=0, warmup=2))
     return module
 
 
@@ -29,11 +29,11 @@ def plain(value: object) -> bool:
 
 def test_a_checkpoint_is_plain_data_and_says_what_it_is(tmp_path: Path) -> None:
     module = run(tmp_path)
-    found = read_checkpoint(tmp_path / LAST)
+    found = torch.load(tmp_path / LAST, weights_only=True)
     assert plain({key: value for key, value in found.items() if key != "state_dict"})
     about = found["esper"]
-    assert about["version"] == 1
-    assert about["layout"] == module.policy.layout.plain()
+    assert about["version"] == 2
+    assert about["layout"] == module.policy.layout.to_dict()
     assert about["sizes"]["hidden"] == 16
     assert about["counters"]["rounds"] == 2
     assert {"policy.base_statistics.mean", "scale.statistics.variance"} <= set(found["state_dict"])
@@ -44,7 +44,7 @@ def test_a_restored_module_is_where_the_saved_one_was(tmp_path: Path) -> None:
     module = run(tmp_path)
     fresh = learner(Locks(), seed=9)
     torch.manual_seed(1)
-    restore(fresh, tmp_path / LAST)
+    restore_module(fresh, tmp_path / LAST)
     for name, value in module.state_dict().items():
         assert torch.equal(fresh.state_dict()[name], value)
     assert fresh.counters == module.counters
@@ -55,9 +55,9 @@ def test_a_restored_module_is_where_the_saved_one_was(tmp_path: Path) -> None:
 def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
     run(tmp_path, rounds=4)
     best, last = read_checkpoint(tmp_path / BEST), read_checkpoint(tmp_path / LAST)
-    assert last["esper"]["counters"]["rounds"] == 4
-    assert best["esper"]["counters"]["rounds"] <= 4
-    state = next(iter(last["callbacks"].values()))
+    assert last.metadata.counters.rounds == 4
+    assert best.metadata.counters.rounds <= 4
+    state = next(iter(last.callbacks.values()))
     assert isinstance(state["highest"], float)
 
 
@@ -69,8 +69,8 @@ def test_a_kill_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        AtomicIO().save_checkpoint({"esper": {"version": 1}}, tmp_path / LAST)
-    assert read_checkpoint(tmp_path / LAST)["esper"]["counters"]["rounds"] == 1
+        AtomicCheckpointIO().save_checkpoint({"esper": {"version": 1}}, tmp_path / LAST)
+    assert read_checkpoint(tmp_path / LAST).metadata.counters.rounds == 1
 
 
 def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="not of esper"):
         read_checkpoint(tmp_path / "foreign.ckpt")
     torch.save({"esper": {"version": 99}}, tmp_path / "newer.ckpt")
-    with pytest.raises(ValueError, match="version 99; this esper reads 1 to 1"):
+    with pytest.raises(ValueError, match="version 99; this esper reads 1 to 2"):
         read_checkpoint(tmp_path / "newer.ckpt")
 
 
@@ -108,14 +108,14 @@ def test_another_size_is_refused_by_its_key(tmp_path: Path, key: str, value: int
     run(tmp_path, rounds=1)
     other = learner(Locks(), net={key: value})
     with pytest.raises(ValueError, match=rf"policy.{key}={value}: the checkpoint .* has"):
-        restore(other, tmp_path / LAST)
+        restore_module(other, tmp_path / LAST)
 
 
 def test_another_layout_is_refused_by_what_differs(tmp_path: Path) -> None:
     run(tmp_path, rounds=1)
     other = learner(Locks(actions="full"))
     with pytest.raises(ValueError, match="options: this run has"):
-        restore(other, tmp_path / LAST)
+        restore_module(other, tmp_path / LAST)
 
 
 def test_slots_in_another_order_are_refused(tmp_path: Path) -> None:
@@ -123,11 +123,13 @@ def test_slots_in_another_order_are_refused(tmp_path: Path) -> None:
     world = Locks()
     world.layout = type(world.layout)(**{**vars(world.layout), "slots": world.layout.slots[::-1]})
     with pytest.raises(ValueError, match="slots: this run has"):
-        restore(learner(world), tmp_path / LAST)
+        restore_module(learner(world), tmp_path / LAST)
 
 
 def test_the_best_of_another_metric_does_not_count(tmp_path: Path) -> None:
-    by_score, by_return = (Checkpoints(tmp_path, every=1, best=name) for name in ("episode/score", "episode/return"))
+    by_score, by_return = (
+        CheckpointCallback(tmp_path, every=1, best=name) for name in ("episode/score", "episode/return")
+    )
     by_score._highest = 50.0
     by_return.load_state_dict(by_score.state_dict())
     assert by_return._highest is None
@@ -136,11 +138,11 @@ def test_the_best_of_another_metric_does_not_count(tmp_path: Path) -> None:
 def test_a_restored_optimizer_decays_as_this_run_says(tmp_path: Path) -> None:
     run(tmp_path, rounds=1)
     module = learner(Locks(), weight_decay=0.5)
-    restore(module, tmp_path / LAST)
+    restore_module(module, tmp_path / LAST)
     groups = {group["name"]: group["weight_decay"] for group in module.configure_optimizers().param_groups}
     assert groups["critic"] == 0.5
 
 
 def test_saving_less_often_than_every_round_is_a_whole_number() -> None:
     with pytest.raises(ValueError, match=r"callbacks.checkpoints.every=0"):
-        Checkpoints("x", every=0, best=None)
+        CheckpointCallback("x", every=0, best=None)

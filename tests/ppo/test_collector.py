@@ -3,14 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper.ppo import Collector, Rounds, StoppedError
-from esper.seeding import derive
-from tests.ppo.worlds import Locks, fit, learner, played, settings, trainer
+from esper.ppo import Collector, RoundLoader, StoppedError
+from esper.rng import derive_seed
+from tests.ppo.fixtures_environments import Locks, fit, learner, played, settings, trainer
 
 
 def test_the_train_dataloader_has_length_1_and_plays_anew_each_time() -> None:
     count = []
-    rounds = Rounds([lambda: count.append(1)])  # type: ignore[list-item, return-value]
+    rounds = RoundLoader([lambda: count.append(1)])  # type: ignore[list-item, return-value]
     assert len(rounds) == 1
     assert count == []
     for _ in range(2):
@@ -26,7 +26,7 @@ def test_each_round_is_played_by_the_policy_that_the_last_update_left() -> None:
     original = module.training_step
 
     def spy(rollout: object, batch_idx: int) -> None:
-        again = played(module, Locks(), seeds=rollout.seeds)  # type: ignore[attr-defined]
+        again = played(module, Locks(), seeds=rollout.episode_seeds)  # type: ignore[attr-defined]
         seen.append(torch.equal(again.log_prob, rollout.log_prob))  # type: ignore[attr-defined]
         original(rollout, batch_idx)  # type: ignore[arg-type]
 
@@ -71,17 +71,17 @@ def test_training_and_validation_never_share_a_seed_and_training_seeds_go_on() -
     module = learner(world)
 
     class Notes:
-        def round_begins(self, kind: str, seeds: list[int], steps: int) -> None:
+        def on_round_start(self, kind: str, seeds: list[int], steps: int) -> None:
             seen.append((kind, list(seeds)))
 
-        def step_done(self, action: torch.Tensor, step: object) -> None: ...
+        def on_step(self, action: torch.Tensor, step: object) -> None: ...
 
-        def round_ends(self, rollout: object) -> None: ...
+        def on_round_end(self, rollout: object) -> None: ...
 
-    collector = Collector(world, seed=3, warmup=0, watchers=[Notes()])
+    collector = Collector(world, run_seed=3, warmup=0, listeners=[Notes()])
     trainer(2, limit_val_batches=1.0).fit(module, datamodule=collector)
     training = [seeds for kind, seeds in seen if kind == "training"]
-    assert [seed for seeds in training for seed in seeds] == [derive("training", 3, index) for index in range(8)]
+    assert [seed for seeds in training for seed in seeds] == [derive_seed("training", 3, index) for index in range(8)]
     held_out = [seeds for kind, seeds in seen if kind in ("sampled", "greedy")]
     assert len(held_out) == 4
     assert all(seeds == held_out[0] for seeds in held_out)
@@ -130,16 +130,16 @@ def test_a_round_is_closed_before_a_run_stops_in_its_validation() -> None:
     module = learner(world)
 
     class Impatient:
-        def round_begins(self, kind: str, seeds: list[int], steps: int) -> None:
+        def on_round_start(self, kind: str, seeds: list[int], steps: int) -> None:
             seen.append(kind)
             if kind == "sampled":
-                collector.stop = "SIGINT"
+                collector.stop_reason = "SIGINT"
 
-        def step_done(self, action: torch.Tensor, step: object) -> None: ...
+        def on_step(self, action: torch.Tensor, step: object) -> None: ...
 
-        def round_ends(self, rollout: object) -> None: ...
+        def on_round_end(self, rollout: object) -> None: ...
 
-    collector = Collector(world, seed=0, warmup=0, watchers=[Impatient()])
+    collector = Collector(world, run_seed=0, warmup=0, listeners=[Impatient()])
     with pytest.raises(StoppedError):
         trainer(3, limit_val_batches=1.0).fit(module, datamodule=collector)
     assert seen == ["training", "sampled", "greedy"]
@@ -149,8 +149,8 @@ def test_a_round_is_closed_before_a_run_stops_in_its_validation() -> None:
 def test_a_run_that_should_stop_stops_between_two_steps() -> None:
     world = Locks()
     module = learner(world)
-    collector = Collector(world, seed=0, warmup=0)
-    collector.stop = "SIGINT"
+    collector = Collector(world, run_seed=0, warmup=0)
+    collector.stop_reason = "SIGINT"
     with pytest.raises(StoppedError, match="SIGINT"):
         trainer().fit(module, datamodule=collector)
     assert module.counters.rounds == 0
@@ -159,7 +159,7 @@ def test_a_run_that_should_stop_stops_between_two_steps() -> None:
 def test_a_budget_of_decisions_is_never_passed() -> None:
     world = Locks()
     module = learner(world)
-    collector = Collector(world, seed=0, warmup=0, budget=60)
+    collector = Collector(world, run_seed=0, warmup=0, budget=60)
     trainer(100).fit(module, datamodule=collector)
     assert module.counters.decisions == 57, "three rounds of 19; a fourth might take 20"
 
@@ -174,7 +174,7 @@ def test_a_policy_for_slots_in_another_order_is_refused() -> None:
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"collector.warmup=-1"):
-        Collector(Locks(), seed=0, warmup=-1)
+        Collector(Locks(), run_seed=0, warmup=-1)
     for change, sentence in (
         ({"epochs": 0}, "ppo.epochs=0: must be a whole number of at least 1"),
         ({"lr": 0.0}, "ppo.lr=0.0: must be above 0"),
@@ -182,8 +182,8 @@ def test_bad_settings_are_refused() -> None:
         ({"target_kl": 0.0}, "ppo.target_kl=0.0"),
         ({"value_loss": "cubic"}, "ppo.value_loss=cubic: must be one of clipped, huber, squared"),
         ({"head_weighting": "none"}, "ppo.head_weighting=none: must be one of active, joint"),
-        ({"foretells": "all"}, "ppo.foretells=all: must be one of episode, rest, null"),
-        ({"foretells": "episode", "gamma": 0.9}, "ppo.foretells=episode: must be rest where gamma=0.9 discounts"),
+        ({"value_target": "all"}, "ppo.value_target=all: must be one of episode, rest, null"),
+        ({"value_target": "episode", "gamma": 0.9}, "ppo.value_target=episode: must be rest where gamma=0.9 discounts"),
         ({"entropy": -1.0}, "ppo.entropy=-1.0: must be at least 0"),
     ):
         with pytest.raises(ValueError, match=sentence):

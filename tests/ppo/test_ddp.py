@@ -12,13 +12,13 @@ from rich.console import Console
 
 from esper.config import compose_config
 from esper.records import read_rounds
-from esper.run import train
+from esper.training import train
 
 pytestmark = pytest.mark.xdist_group("ranks")  # what they share is made once
 
 TASK = (
     "+experiment=oracle", "collector.warmup=4", "ppo.epochs=3", "validate_every=0",
-    "+callbacks.witness._target_=tests.ppo.ranks.Witness",
+    "+callbacks.witness._target_=tests.ppo.fixtures_ranks.Witness",
 )  # fmt: skip
 TIME = 150  # seconds that no run here takes
 
@@ -60,9 +60,9 @@ def test_both_ranks_end_with_the_same_weights_and_statistics(runs: tuple[Path, P
 
 
 def test_two_ranks_play_what_one_process_would(runs: tuple[Path, Path, str]) -> None:
-    alone, ranks = witnessed(runs[0]), [witnessed(runs[1], rank) for rank in range(2)]
+    alone, world_size = witnessed(runs[0]), [witnessed(runs[1], rank) for rank in range(2)]
     for number in range(2):
-        parts = [rank["rounds"][number] for rank in ranks]
+        parts = [rank["rounds"][number] for rank in world_size]
         assert parts[0]["seeds"] + parts[1]["seeds"] == alone["rounds"][number]["seeds"]
         for name in ("action", "log_prob"):
             both = torch.cat([part[name] for part in parts])

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.ppo import gae
-from tests.controllers.nets import draws
+from tests.controllers.fixtures_policies import draws
 
 
 def slowly(

@@ -12,7 +12,7 @@ from esper.ppo.losses import (
     surrogate,
     value_loss,
 )
-from tests.controllers.nets import draws
+from tests.controllers.fixtures_policies import draws
 
 
 def test_the_surrogate_is_the_smaller_of_ratio_and_clipped_ratio_times_advantage() -> None:
@@ -85,7 +85,7 @@ def test_invalid_steps_have_no_value_loss_even_if_not_finite() -> None:
 
 def test_advantages_that_hardly_differ_are_not_blown_up() -> None:
     advantages = torch.tensor([1e-6, -1e-6])
-    scaled = normalised(advantages, torch.tensor(0.0), torch.tensor(1e-6), least=1e-3)
+    scaled = normalised(advantages, torch.tensor(0.0), torch.tensor(1e-6), min_std=1e-3)
     assert scaled.abs().max() == pytest.approx(1e-3)
 
 

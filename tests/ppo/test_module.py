@@ -7,22 +7,22 @@ import torch
 from esper.lifecycle import HEAD_NAMES
 from esper.ppo import PPO, DivergedError, ReturnScale, Rollout
 from esper.ppo.module import ADAM_EPS, KL_MARGIN, PATIENCE
-from esper.ppo.update import Counts, piece, prepare
-from tests.controllers.nets import draws
-from tests.ppo.worlds import Locks, fit, learner, played, settings
+from esper.ppo.update import StepCounts, minibatch_loss, prepare_targets
+from tests.controllers.fixtures_policies import draws
+from tests.ppo.fixtures_environments import Locks, fit, learner, played, settings
 
 
 def ready(world: Locks | None = None, **changes: Any) -> tuple[PPO, Rollout, Any]:
     world = world or Locks()
     module = learner(world, **changes)
     rollout = played(module, world)
-    return module, rollout, prepare(rollout, module.policy, module.scale, module.settings)
+    return module, rollout, prepare_targets(rollout, module.policy, module.scale, module.settings)
 
 
 def loss_of(module: PPO, rollout: Rollout, targets: Any, rows: torch.Tensor | None = None) -> Any:
-    rows = torch.arange(len(rollout.seeds)) if rows is None else rows
-    counts = Counts.of(rollout, targets, rows)
-    return piece(module.policy, rollout, targets, rows, counts, module.settings, 0.01)
+    rows = torch.arange(len(rollout.episode_seeds)) if rows is None else rows
+    counts = StepCounts.of(rollout, targets, rows)
+    return minibatch_loss(module.policy, rollout, targets, rows, counts, module.settings, 0.01)
 
 
 @pytest.mark.parametrize("actions", ["core", "full"])
@@ -39,7 +39,7 @@ def test_a_second_round_too_starts_at_ratio_1_though_the_statistics_have_moved()
     module = learner(world)
     fit(module, world, rounds=2, warmup=2)
     rollout = played(module, world)
-    _, figures = loss_of(module, rollout, prepare(rollout, module.policy, module.scale, module.settings))
+    _, figures = loss_of(module, rollout, prepare_targets(rollout, module.policy, module.scale, module.settings))
     assert figures.largest.item() == pytest.approx(1, abs=1e-5)
 
 
@@ -55,10 +55,10 @@ def test_a_head_learns_only_from_steps_where_it_took_part() -> None:
 def test_heads_that_no_op_asked_get_no_gradient_from_the_surrogate_but_stay_in_the_graph() -> None:
     module, rollout, targets = ready()
     rollout.action.zero_()
-    targets = prepare(rollout, module.policy, module.scale, module.settings)
+    targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     rows = torch.arange(4)
-    loss, _ = piece(
-        module.policy, rollout, targets, rows, Counts.of(rollout, targets, rows), module.settings, bonus=0.0
+    loss, _ = minibatch_loss(
+        module.policy, rollout, targets, rows, StepCounts.of(rollout, targets, rows), module.settings, bonus=0.0
     )
     loss.backward()
     for name, head in module.policy.heads.items():
@@ -69,11 +69,13 @@ def test_heads_that_no_op_asked_get_no_gradient_from_the_surrogate_but_stay_in_t
 
 def test_pieces_of_a_minibatch_add_up_to_the_whole() -> None:
     module, rollout, targets = ready()
-    module.settings.__dict__["accumulate"] = 1
+    module.settings = replace(module.settings, accumulate=1)
     whole, figures = loss_of(module, rollout, targets)
     rows = torch.arange(4)
-    counts = Counts.of(rollout, targets, rows)
-    parts = [piece(module.policy, rollout, targets, some, counts, module.settings, 0.01) for some in rows.split(1)]
+    counts = StepCounts.of(rollout, targets, rows)
+    parts = [
+        minibatch_loss(module.policy, rollout, targets, some, counts, module.settings, 0.01) for some in rows.split(1)
+    ]
     torch.testing.assert_close(sum(loss for loss, _ in parts), whole)
     total = parts[0][1]
     for _, more in parts[1:]:
@@ -95,11 +97,13 @@ def test_a_heads_loss_is_its_mean_over_active_steps_or_over_all() -> None:
     module, rollout, targets = ready(entropy=0.0, value_coef=0.0)
     rows = torch.arange(4)
     rollout.log_prob -= 0.05
-    counts = Counts.of(rollout, targets, rows)
+    counts = StepCounts.of(rollout, targets, rows)
     losses = {}
     for weighting in ("active", "joint"):
-        module.settings.__dict__["head_weighting"] = weighting
-        losses[weighting] = piece(module.policy, rollout, targets, rows, counts, module.settings, 0.0)[0].item()
+        module.settings = replace(module.settings, head_weighting=weighting)
+        losses[weighting] = minibatch_loss(module.policy, rollout, targets, rows, counts, module.settings, 0.0)[
+            0
+        ].item()
     gains = -targets.advantages[..., None] * targets.active * 1.0512711
     by_head = gains.sum((0, 1))
     assert losses["active"] == pytest.approx((by_head / targets.active.sum((0, 1)).clamp(min=1)).sum().item(), rel=1e-3)
@@ -107,36 +111,36 @@ def test_a_heads_loss_is_its_mean_over_active_steps_or_over_all() -> None:
 
 
 def test_a_critic_of_whole_episodes_learns_what_they_come_to_and_one_of_the_rest_what_is_left() -> None:
-    for foretells in ("episode", "rest"):
-        module, rollout, _ = ready(foretells=foretells, lam=1.0, gamma=1.0)
-        targets = prepare(rollout, module.policy, module.scale, module.settings)
+    for value_target in ("episode", "rest"):
+        module, rollout, _ = ready(value_target=value_target, lam=1.0, gamma=1.0)
+        targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
         wholes, rests = rollout.reward.sum(1, keepdim=True), rollout.reward.flip(1).cumsum(1).flip(1)
-        wanted = (wholes if foretells == "episode" else rests).expand_as(rollout.reward)
+        wanted = (wholes if value_target == "episode" else rests).expand_as(rollout.reward)
         found = module.scale.unscaled(targets.returns)
         torch.testing.assert_close(found[rollout.valid], wanted[rollout.valid], atol=1e-4, rtol=1e-4)
 
 
 def test_what_was_paid_already_teaches_nothing_whatever_the_critic_foretells() -> None:
-    module, rollout, _ = ready(foretells="rest", gamma=1.0)
+    module, rollout, _ = ready(value_target="rest", gamma=1.0)
     paid = rollout.reward.cumsum(1)
     shifted = replace(
         rollout,
         value=module.scale.scaled(module.scale.unscaled(rollout.value) + paid - rollout.reward),
         next_value=module.scale.scaled(module.scale.unscaled(rollout.next_value) + paid),
     )
-    whole, _, _ = ready(foretells="episode", gamma=1.0)
+    whole, _, _ = ready(value_target="episode", gamma=1.0)
     whole.scale.load_state_dict(module.scale.state_dict())
-    rest = prepare(rollout, module.policy, module.scale, module.settings)
-    same = prepare(shifted, whole.policy, whole.scale, whole.settings)
+    rest = prepare_targets(rollout, module.policy, module.scale, module.settings)
+    same = prepare_targets(shifted, whole.policy, whole.scale, whole.settings)
     torch.testing.assert_close(same.advantages, rest.advantages, atol=1e-4, rtol=1e-4)
     for figure in ("losses/explained_variance", "policy/return_mean", "policy/value_std"):
         assert same.figures[figure] == pytest.approx(rest.figures[figure], abs=1e-4)
 
 
 def test_whole_episodes_are_foretold_where_nothing_is_discounted() -> None:
-    assert settings(foretells=None, gamma=1.0).whole
-    assert not settings(foretells=None, gamma=0.99).whole
-    assert not settings(foretells="rest", gamma=1.0).whole
+    assert settings(value_target=None, gamma=1.0).predicts_episode_return
+    assert not settings(value_target=None, gamma=0.99).predicts_episode_return
+    assert not settings(value_target="rest", gamma=1.0).predicts_episode_return
 
 
 def test_advantages_are_normalised_over_decision_steps_only() -> None:
@@ -153,10 +157,10 @@ def test_an_update_stops_before_the_step_that_would_follow_too_large_a_kl() -> N
     for module in (free, held):
         fit(module, Locks(), rounds=1)
     assert free.counters.updates == 10
-    assert free.latest["policy/kl_stop"] == 0
+    assert free.latest_metrics["policy/kl_stop"] == 0
     assert 1 <= held.counters.updates < 10
-    assert held.latest["policy/kl_stop"] == 1
-    assert held.latest["policy/kl"] > KL_MARGIN * 1e-4
+    assert held.latest_metrics["policy/kl_stop"] == 1
+    assert held.latest_metrics["policy/kl"] > KL_MARGIN * 1e-4
     assert KL_MARGIN == 1.5
 
 
@@ -198,7 +202,7 @@ def test_a_minibatch_that_is_not_finite_is_skipped_and_counted() -> None:
     fit(module, world, rounds=1)
     assert module.counters.skipped == 2
     assert module.counters.updates == 0
-    assert module.latest["policy/kl"] != module.latest["policy/kl"], "no update has no figures"
+    assert module.latest_metrics["policy/kl"] != module.latest_metrics["policy/kl"], "no update has no figures"
     assert all(torch.equal(a, b) for a, b in zip(before, module.policy.features.parameters(), strict=True))
     fit(module, world, rounds=1)
     assert module.counters.bad == 0
@@ -254,9 +258,9 @@ def test_every_head_reports_entropy_kl_and_gradient_by_the_head_tables_names() -
     module = learner(world)
     fit(module, world, rounds=1)
     for head in HEAD_NAMES:
-        assert {f"policy/entropy_{head}", f"policy/kl_{head}", f"health/gradient_{head}"} <= set(module.latest)
-    assert module.latest["health/gradient_norm"] >= module.latest["health/gradient_op"]
-    assert sum(module.latest[f"policy/op_{op}"] for op in world.layout.ops) == pytest.approx(1)
+        assert {f"policy/entropy_{head}", f"policy/kl_{head}", f"health/gradient_{head}"} <= set(module.latest_metrics)
+    assert module.latest_metrics["health/gradient_norm"] >= module.latest_metrics["health/gradient_op"]
+    assert sum(module.latest_metrics[f"policy/op_{op}"] for op in world.layout.ops) == pytest.approx(1)
 
 
 def test_the_learning_rate_and_entropy_bonus_follow_rounds_done_and_nothing_else() -> None:
@@ -265,7 +269,7 @@ def test_the_learning_rate_and_entropy_bonus_follow_rounds_done_and_nothing_else
     seen = []
     for _ in range(3):
         fit(module, world, rounds=1)
-        seen.append(module.latest["policy/entropy_bonus"])
+        seen.append(module.latest_metrics["policy/entropy_bonus"])
     assert seen == pytest.approx([0.1, 0.075, 0.05])
 
 
@@ -311,7 +315,7 @@ def test_it_learns_heads_that_depend_on_each_other_behind_masks() -> None:
     world = Locks(envs=16, steps=4)
     module = learner(world, lr=1e-2, entropy=0.01, entropy_final=None)
     fit(module, world, rounds=1)
-    first = module.latest["episode/score"]
+    first = module.latest_metrics["episode/score"]
     fit(module, world, rounds=39)
     assert first < 1.5
-    assert module.latest["episode/score"] > 3.4, "of 4, or of 3 in the episode that ends early"
+    assert module.latest_metrics["episode/score"] > 3.4, "of 4, or of 3 in the episode that ends early"

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from esper.controllers import Learned
+from esper.controllers import PolicyController
 from esper.ppo import PADDING_OPTION, Rollout
-from tests.controllers.nets import draws, layout, policy, random_inputs
-from tests.ppo.worlds import Locks, learner, played
+from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
+from tests.ppo.fixtures_environments import Locks, learner, played
 
 
 @pytest.mark.parametrize("slots", [3, 4, 5])
@@ -22,7 +22,7 @@ def test_only_living_episodes_are_written() -> None:
     of = layout()
     net = policy(of)
     rollout = Rollout.empty([0, 1], 2, of, net.begin(2))
-    inputs, controller = random_inputs(of, 2, draws()), Learned(net, greedy=False)
+    inputs, controller = random_inputs(of, 2, draws()), PolicyController(net, greedy=False)
     choice, _ = controller.decide(inputs, controller.begin([0, 1]))
     rollout.write(0, choice, torch.tensor([True, False]))
     rollout.pay(0, torch.ones(2), torch.tensor([True, True]), torch.zeros(2, dtype=torch.bool))
@@ -37,7 +37,7 @@ def test_there_is_room_for_so_many_steps_and_no_more() -> None:
     of = layout()
     net = policy(of)
     rollout = Rollout.empty([0], 1, of, net.begin(1))
-    inputs, controller = random_inputs(of, 1, draws()), Learned(net, greedy=True)
+    inputs, controller = random_inputs(of, 1, draws()), PolicyController(net, greedy=True)
     choice, _ = controller.decide(inputs, controller.begin([0]))
     with pytest.raises(ValueError, match="step 1 is beyond the 1"):
         rollout.write(1, choice, torch.ones(1, dtype=torch.bool))

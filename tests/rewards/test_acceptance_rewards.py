@@ -3,7 +3,7 @@ import math
 import pytest
 
 from esper.rewards import terms
-from tests.rewards.records import measured, record
+from tests.rewards.fixtures_records import measured, record
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100, 50_257])
@@ -12,7 +12,7 @@ def test_the_loss_terms_suit_any_task_by_its_own_losses(classes: int) -> None:
     final = terms.FinalLoss(weight=1.0, base=chance, target=chance / 10)
     for loss, expected in ((chance, 0.0), (0.55 * chance, 0.5), (chance / 10, 1.0), (2 * chance, 0.0), (0.0, 1.0)):
         assert final(record(ended=True, now=measured(loss=loss))).item() == pytest.approx(expected, abs=1e-5)
-    step = terms.LossImprovement(weight=1.0, sigma=chance / 100, most=5.0)
+    step = terms.LossImprovement(weight=1.0, sigma=chance / 100, cap=5.0)
     earned = step(record(earlier=measured(loss=chance), now=measured(loss=0.98 * chance))).item()
     assert earned == pytest.approx(2.0, abs=1e-2)
 

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.config import CONF, load
+from esper.config import CONF, load_preset
 from esper.environment import StepRecord
 from esper.lifecycle import Stage
 from esper.rewards import DETECTORS, Reward, terms
-from tests.environment_kit import environment
-from tests.lifecycle.play import act, play, rules, space
-from tests.rewards.records import HERE, measured, on_slot, record, seed, with_seed_parameters
+from tests.fixtures_environment import environment
+from tests.lifecycle.fixtures_slots import act, play, rules, space
+from tests.rewards.fixtures_records import HERE, measured, on_slot, record, seed, with_seed_parameters
 
 PRESETS = sorted(path.stem for path in (CONF / "reward").glob("*.yaml"))
 
@@ -23,7 +23,7 @@ def pay(term: terms.Improvement, step: StepRecord) -> float:
 
 def preset(name: str, gamma: float = 1.0) -> Reward:
     changes = {"shaping": {"gamma": gamma}} if name not in ("sparse", "minimal") else {}
-    return load(f"reward/{name}", terms=changes)
+    return load_preset(f"reward/{name}", terms=changes)
 
 
 # ---------------------------------------------------------------- potential shaping
@@ -69,7 +69,7 @@ def test_a_run_whose_score_rises_and_loss_falls_is_paid_for_it() -> None:
     env = environment("reward=objective", envs=1)
     env.reset([1])
     steps = [env.step(act(env.space, {"op": "WAIT"})) for _ in range(10)]
-    loss = load("reward/loss", terms={"shaping": {"gamma": 1.0}}).terms["improvement"]
+    loss = load_preset("reward/loss", terms={"shaping": {"gamma": 1.0}}).terms["improvement"]
     for step in steps:
         rise = step.record.now.score - step.record.earlier.score
         fall = step.record.earlier.loss - step.record.now.loss
@@ -122,7 +122,7 @@ def test_growing_costs_rent_when_it_happens() -> None:
 
 
 def test_a_fall_of_the_loss_pays_and_a_rise_costs_half() -> None:
-    term = terms.LossImprovement(weight=5.0, sigma=0.1, most=5.0)
+    term = terms.LossImprovement(weight=5.0, sigma=0.1, cap=5.0)
     assert pay(term, record(earlier=measured(loss=2.0), now=measured(loss=1.9))) == pytest.approx(5.0)
     assert pay(term, record(earlier=measured(loss=1.9), now=measured(loss=2.0))) == pytest.approx(-2.5)
     assert pay(term, record(earlier=measured(loss=99.0), now=measured(loss=1.0))) == pytest.approx(25.0)
@@ -148,13 +148,13 @@ def test_the_sparse_reward_is_held_in_bounds_before_it_is_weighted() -> None:
 @pytest.mark.parametrize("progress", [0.0, 1e-12, -1.0, math.nan])
 def test_ratios_are_never_formed_with_nothing(progress: float) -> None:
     step = record(now=measured(contribution=on_slot(8.0), progress=on_slot(progress)))
-    term = terms.RatioPenalty(weight=-1.0, threshold=5.0, least_gain=0.0, most=0.3)
+    term = terms.RatioPenalty(weight=-1.0, threshold=5.0, min_gain=0.0, cap=0.3)
     assert -0.3 <= pay(term, step) <= 0
     assert torch.isfinite(terms.credit(on_slot(8.0), on_slot(progress))).all()
 
 
 def test_the_ratio_penalty_starts_above_its_threshold_and_is_bounded() -> None:
-    term = terms.RatioPenalty(weight=-1.0, threshold=5.0, least_gain=0.1, most=0.3)
+    term = terms.RatioPenalty(weight=-1.0, threshold=5.0, min_gain=0.1, cap=0.3)
     paid = [
         pay(term, record(now=measured(contribution=on_slot(contribution), progress=on_slot(1.0))))
         for contribution in (4.0, 6.0, 10.0, 1e6)
@@ -165,9 +165,9 @@ def test_the_ratio_penalty_starts_above_its_threshold_and_is_bounded() -> None:
 
 
 def test_indecision_grows_boundedly() -> None:
-    term = terms.Indecision(weight=-1.0, grace=2, first=0.1, more=0.05, most=0.3)
+    term = terms.Indecision(weight=-1.0, grace=2, base=0.1, per_step=0.05, cap=0.3)
     paid = [
-        pay(term, record(after=seed(Stage.HOLDING, epochs_in_stage=epochs, contribution=1.0))) for epochs in range(12)
+        pay(term, record(after=seed(Stage.HOLDING, steps_in_stage=epochs, contribution=1.0))) for epochs in range(12)
     ]
     assert paid[:2] == [0, 0]
     assert paid[2] == pytest.approx(-0.1)
@@ -188,10 +188,10 @@ def test_a_seed_is_credited_once_however_long_it_stays() -> None:
 
 
 def test_only_seeds_on_their_way_in_are_warned() -> None:
-    term = terms.BlendingWarning(weight=-1.0, first=0.1, more=0.05, most=0.4)
+    term = terms.BlendingWarning(weight=-1.0, base=0.1, per_step=0.05, cap=0.4)
     losing = measured(progress=on_slot(-1.0))
-    coming = seed(Stage.BLENDING, alpha=0.5, alpha_target=1.0, epochs_in_stage=1)
-    going = seed(Stage.BLENDING, alpha=0.5, alpha_target=0.0, epochs_in_stage=1)
+    coming = seed(Stage.BLENDING, alpha=0.5, alpha_target=1.0, steps_in_stage=1)
+    going = seed(Stage.BLENDING, alpha=0.5, alpha_target=0.0, steps_in_stage=1)
     assert pay(term, record(after=coming, now=losing)) == pytest.approx(-0.15)
     assert pay(term, record(after=going, now=losing)) == 0
 
@@ -207,7 +207,7 @@ def test_credit_follows_contribution_only_as_far_as_the_host_has_gained(
 
 
 def test_pruning_is_shaped_within_bounds() -> None:
-    term = terms.PruneShaping(weight=1.0, harmful=0.15, useful=0.3, per_point=0.05, most=0.9)
+    term = terms.PruneShaping(weight=1.0, harmful_bonus=0.15, useful_penalty=0.3, per_point=0.05, cap=0.9)
     action = {"op": "PRUNE", "slot": "block1"}
     paid = [
         pay(term, record(action=action, before=seed(Stage.HOLDING, contribution=value)))
@@ -218,11 +218,11 @@ def test_pruning_is_shaped_within_bounds() -> None:
 
 def test_fossilising_pays_for_contribution_and_legitimacy() -> None:
     term = terms.FossilizeShaping(
-        weight=1.0, enough=1.0, base=0.5, per_point=0.1, most=2.0, too_little=0.2, legitimate=5
+        weight=1.0, min_contribution=1.0, base=0.5, per_point=0.1, cap=2.0, penalty=0.2, full_credit_steps=5
     )
 
     def paid(contribution: float, epochs: int, progress: float = 5.0) -> float:
-        before = seed(Stage.HOLDING, contribution=contribution, epochs_in_stage=epochs)
+        before = seed(Stage.HOLDING, contribution=contribution, steps_in_stage=epochs)
         earlier = measured(progress=on_slot(progress))
         return pay(term, record(before=before, entered={Stage.FOSSILIZED: HERE}, earlier=earlier))
 
@@ -245,7 +245,7 @@ def test_terminal_terms_pay_only_at_the_end() -> None:
     ):
         assert pay(term, middle) == 0
     fossil = seed(Stage.FOSSILIZED, contribution=2.0)
-    assert pay(terms.FinalFossils(weight=2.0, enough=1.0), record(ended=True, after=fossil)) == 2
+    assert pay(terms.FinalFossils(weight=2.0, min_contribution=1.0), record(ended=True, after=fossil)) == 2
 
 
 def test_rents_of_the_presets_charge_what_is_there() -> None:
@@ -267,10 +267,10 @@ def test_costs_are_per_op_and_unknown_ops_are_refused() -> None:
 
 
 def test_pruning_too_young_costs() -> None:
-    term = terms.EarlyPrune(weight=-0.1, age=5)
+    term = terms.EarlyPrune(weight=-0.1, min_age=5)
     action = {"op": "PRUNE", "slot": "block1"}
-    assert pay(term, record(action=action, before=seed(Stage.TRAINING, age=4))) == pytest.approx(-0.1)
-    assert pay(term, record(action=action, before=seed(Stage.TRAINING, age=5))) == 0
+    assert pay(term, record(action=action, before=seed(Stage.TRAINING, min_age=4))) == pytest.approx(-0.1)
+    assert pay(term, record(action=action, before=seed(Stage.TRAINING, min_age=5))) == 0
 
 
 # ---------------------------------------------------------------- detectors and presets

@@ -8,10 +8,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from esper.config import compose_config
 from esper.ppo import Collector
-from esper.telemetry import Anomalies, Attention
-from esper.telemetry.checks import CHECKS, Remembered, Thresholds, check_all
-from tests.ppo.worlds import Locks, learner, trainer
-from tests.telemetry.kit import run
+from esper.telemetry import Anomalies, DetailWindow
+from esper.telemetry.checks import CHECKS, CheckState, Thresholds, check_all
+from tests.ppo.fixtures_environments import Locks, learner, trainer
+from tests.telemetry.fixtures_runs import run
 
 SHIPPED: dict[str, Any] = dict(compose_config("run").callbacks.anomalies.thresholds)
 HEALTHY = {
@@ -43,10 +43,10 @@ def thresholds(**changes: Any) -> Thresholds:
 
 
 def rounds(
-    *figures: dict[str, float], remembered: Remembered | None = None, progress: float = 0.5, **changes: Any
+    *figures: dict[str, float], remembered: CheckState | None = None, progress: float = 0.5, **changes: Any
 ) -> list[list[str]]:
     """The names of what is found in each of some rounds."""
-    memory = remembered or Remembered()
+    memory = remembered or CheckState()
     return [
         [finding.check for finding in check_all({**HEALTHY, **each}, thresholds(**changes), memory, progress, ())]
         for each in figures
@@ -79,7 +79,7 @@ def test_a_head_that_nobody_could_ask_has_not_collapsed() -> None:
 
 def test_what_a_critic_must_foretell_grows_with_the_run() -> None:
     poor = {"losses/explained_variance": -0.3}
-    late = Remembered(rounds=50)
+    late = CheckState(rounds=50)
     assert rounds(poor, remembered=late, progress=0.05) == [[]]
     assert rounds(poor, remembered=late, progress=0.2) == [["value_collapse"]]
     middling = {"losses/explained_variance": 0.05}
@@ -103,21 +103,21 @@ def test_thresholds_are_configuration() -> None:
 
 
 def test_checks_without_their_figure_say_nothing() -> None:
-    assert check_all({}, thresholds(), Remembered(), 0.5, ()) == []
+    assert check_all({}, thresholds(), CheckState(), 0.5, ()) == []
 
 
 def test_checks_can_be_switched_off() -> None:
     figures = {**HEALTHY, **ILL["kl_spike"]}
-    assert check_all(figures, thresholds(), Remembered(), 0.5, ("kl_spike",)) == []
+    assert check_all(figures, thresholds(), CheckState(), 0.5, ("kl_spike",)) == []
 
 
-def watched(directory: Path, count: int = 4, **changes: Any) -> tuple[Any, Attention]:
+def watched(directory: Path, count: int = 4, **changes: Any) -> tuple[Any, DetailWindow]:
     """A real run whose thresholds no policy can satisfy."""
-    attention, world = Attention(), Locks()
+    attention, world = DetailWindow(), Locks()
     given = {"thresholds": {**SHIPPED, "ratio_high": 0.5}, "off": [], "on": "log", "closely": 2, **changes}
     callback = Anomalies(directory, attention, count, None, **given)
     module = learner(world)
-    trainer(count, callbacks=[callback]).fit(module, datamodule=Collector(world, seed=0, warmup=0))
+    trainer(count, callbacks=[callback]).fit(module, datamodule=Collector(world, run_seed=0, warmup=0))
     return module, attention
 
 
@@ -129,7 +129,7 @@ def test_a_finding_is_a_line_with_the_offending_ratios_and_raises_attention(tmp_
     assert lines[0]["bound"] == 0.5
     assert lines[0]["ratios"]["above"] == len(lines[0]["ratios"]["listed"]) > 0
     assert set(lines[0]["ratios"]["listed"][0]) == {"episode", "step", "head", "option", "ratio"}
-    assert module.latest["health/anomalies"] == len(lines)
+    assert module.latest_metrics["health/anomalies"] == len(lines)
     assert attention.raised(6)
     assert not attention.raised(7)
 
@@ -141,7 +141,8 @@ def test_a_run_can_be_made_to_stop_at_a_finding(tmp_path: Path) -> None:
 
 def test_what_checks_remember_survives_a_checkpoint(tmp_path: Path) -> None:
     first, second = (
-        Anomalies(tmp_path, Attention(), 9, None, thresholds=SHIPPED, off=[], on="log", closely=1) for _ in range(2)
+        Anomalies(tmp_path, DetailWindow(), 9, None, thresholds=SHIPPED, off=[], on="log", detail_rounds=1)
+        for _ in range(2)
     )
     first._remembered.norm, first._remembered.low = 3.0, {"op": 2}
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
@@ -160,7 +161,7 @@ def test_what_checks_remember_survives_a_checkpoint(tmp_path: Path) -> None:
 def test_bad_settings_are_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     given = {"thresholds": SHIPPED, "off": [], "on": "log", "closely": 1, **change}
     with pytest.raises(ValueError, match=sentence):
-        Anomalies(tmp_path, Attention(), 1, None, **given)
+        Anomalies(tmp_path, DetailWindow(), 1, None, **given)
 
 
 def test_a_finding_in_a_real_run_reaches_log_tensorboard_and_dashboards(

@@ -12,15 +12,15 @@ from torch.profiler import ProfilerActivity
 
 from esper.config import compose_config
 from esper.lifecycle import Stage
-from esper.records import read
-from esper.run import train
-from esper.telemetry.dashboard import COMPARED, Dashboard, compared
-from esper.telemetry.episodes import figures
-from esper.telemetry.glossary import GLOSSARY, PAGES, document, find, layout
-from esper.telemetry.images import contributions, frontier, undominated
+from esper.records import read_lines
+from esper.telemetry.dashboard import COMPARED, Dashboard, sweep_settings
+from esper.telemetry.episodes import episode_metrics
+from esper.telemetry.metrics import METRICS, PAGES, dashboard_layout, find_metric, metrics_page
+from esper.telemetry.plots import contributions, frontier, undominated
 from esper.telemetry.profiler import activities
-from esper.telemetry.timeline import diary, timeline
-from tests.telemetry.kit import TINY, run
+from esper.telemetry.timeline import describe_episode, timeline
+from esper.training import train
+from tests.telemetry.fixtures_runs import TINY, run
 
 pytestmark = pytest.mark.xdist_group("dashboard")  # what they share is made once
 
@@ -51,19 +51,19 @@ def test_every_tag_in_the_layout_exists_and_every_page_is_filled(events: EventAc
 
 def test_every_figure_is_in_the_glossary_and_every_entry_is_reported(events: EventAccumulator) -> None:
     tags = events.Tags()["scalars"]
-    assert [tag for tag in tags if find(tag) is None] == []
-    entries = {entry.tag for tag in tags if (entry := find(tag)) is not None}
-    assert {metric.tag for metric in GLOSSARY} - entries <= ABSENT
+    assert [tag for tag in tags if find_metric(tag) is None] == []
+    entries = {entry.tag for tag in tags if (entry := find_metric(tag)) is not None}
+    assert {metric.tag for metric in METRICS} - entries <= ABSENT
 
 
 def test_the_page_of_the_glossary_is_up_to_date() -> None:
     page = Path(__file__).parent.parent.parent / "docs/metrics.md"
-    assert page.read_text() == document()
+    assert page.read_text() == metrics_page()
     assert "docs/metrics.md" in (page.parent.parent / "README.md").read_text()
 
 
 def test_a_layout_has_only_what_there_is() -> None:
-    assert layout(["policy/kl", "unknown/tag"]) == {"Controller": {"KL": ["Multiline", ["^policy/kl$"]]}}
+    assert dashboard_layout(["policy/kl", "unknown/tag"]) == {"Controller": {"KL": ["Multiline", ["^policy/kl$"]]}}
 
 
 def test_histograms_pictures_words_and_settings_are_there(events: EventAccumulator) -> None:
@@ -88,7 +88,7 @@ def test_hyperparameters_are_those_that_runs_are_compared_by() -> None:
         "reward": "shaped", "seed": 3, "ppo.lr": 0.1, "ppo._target_": "x", "ppo.gamma": "${gamma}", "policy.hidden": 8,
         "callbacks.progress.every": 1, "host.blocks": 3, "ppo.floors": None,
     }  # fmt: skip
-    assert list(compared(given)) == ["reward", "seed", "ppo.lr", "policy.hidden"]
+    assert list(sweep_settings(given)) == ["reward", "seed", "ppo.lr", "policy.hidden"]
 
 
 def test_figures_stand_against_decisions(events: EventAccumulator) -> None:
@@ -97,7 +97,7 @@ def test_figures_stand_against_decisions(events: EventAccumulator) -> None:
 
 
 def test_episodes_are_recorded_as_evaluation_does(finished: Path) -> None:
-    lines = list(read(finished / "episodes.jsonl"))
+    lines = list(read_lines(finished / "episodes.jsonl"))
     kinds = [(line["round"], line["kind"]) for line in lines]
     assert kinds == [(1, "training")] * 3 + [(2, "training")] * 3 + [(2, "sampled")] * 3 + [(2, "greedy")] * 3
     assert all(len(line["steps"]) == 4 and line["data"] == "synthetic_images" for line in lines)
@@ -119,7 +119,7 @@ def test_held_out_episodes_that_are_played_again_are_recorded_once(tmp_path: Pat
     (tmp_path / ".hydra").mkdir()
     train(config, tmp_path, Console(quiet=True), [])
     assert (tmp_path / "episodes.jsonl").read_text() == before
-    last = list(read(tmp_path / "rounds.jsonl"))[-1]
+    last = list(read_lines(tmp_path / "rounds.jsonl"))[-1]
     assert last["validation/greedy_score"] is not None
     summary = json.loads((tmp_path / "summary.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert summary["episode/score"] == last["episode/score"], "a run with nothing left to play keeps its figures"
@@ -152,7 +152,7 @@ def grown() -> dict[str, Any]:
 
 def test_figures_of_episodes_are_means_over_them() -> None:
     idle = {**grown(), "steps": [step()] * 5, "fossilized": 0, "rollbacks": 0}
-    found = figures([grown(), idle], ["conv_light", "norm"])
+    found = episode_metrics([grown(), idle], ["conv_light", "norm"])
     assert found["seeds/germinated"] == found["seeds/fossilized"] == found["seeds/rollbacks"] == 0.5
     assert found["seeds/first"] == 1
     assert (found["seeds/germinated_norm"], found["seeds/germinated_conv_light"]) == (0.5, 0)
@@ -168,17 +168,17 @@ def test_of_several_hosts_each_has_its_own_score_and_growth() -> None:
         {**grown(), "host": host, "score": score, "parameters": parameters}
         for host, score, parameters in (("blind", 40.0, 160.0), ("wide", 20.0, 80.0), ("blind", 42.0, 320.0))
     ]
-    found = figures(lines, ["conv_light", "norm"], ["blind", "wide", "deep"])
+    found = episode_metrics(lines, ["conv_light", "norm"], ["blind", "wide", "deep"])
     assert (found["hosts/score_blind"], found["hosts/growth_blind"]) == (41, 3)
     assert (found["hosts/score_wide"], found["hosts/growth_wide"]) == (20, 1)
     assert found["hosts/score_deep"] != found["hosts/score_deep"], (
         "not drawn in this round, but all rounds have one name"
     )
-    assert not any(tag.startswith("hosts/") for tag in figures([grown()], ["norm"]))
+    assert not any(tag.startswith("hosts/") for tag in episode_metrics([grown()], ["norm"]))
 
 
 def test_the_diary_tells_what_happened_in_order() -> None:
-    assert diary(grown()).splitlines() == [
+    assert describe_episode(grown()).splitlines() == [
         "- step 1: norm in b germinates",
         "- step 2: norm in b is fully in and held, contributing +2.5 points",
         "- step 3: norm in b is fossilised, contributing +2.5 points",
@@ -201,7 +201,7 @@ def test_every_stage_has_its_verb_in_the_diary() -> None:
     steps = [
         step(entered=[[stage.name], []], blueprint=["norm", None]) for stage in Stage if stage is not Stage.DORMANT
     ]
-    assert len(diary({**grown(), "steps": steps}).splitlines()) == len(Stage)
+    assert len(describe_episode({**grown(), "steps": steps}).splitlines()) == len(Stage)
 
 
 def test_bad_intervals_are_refused() -> None:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from esper.ppo import Rollout
-from esper.telemetry.health import MOST_LISTED, RatioDiagnostic, lstm_health, memory, second_look
-from tests.controllers.nets import draws, layout, policy
-from tests.ppo.worlds import Locks, learner, played
+from esper.telemetry.health import MOST_LISTED, RatioDiagnostic, lstm_health, memory_metrics, reevaluate
+from tests.controllers.fixtures_policies import draws, layout, policy
+from tests.ppo.fixtures_environments import Locks, learner, played
 
 
 def test_no_memory_has_no_health_and_broken_memory_shows() -> None:
@@ -32,7 +32,7 @@ def test_a_second_look_changes_nothing_and_sees_the_acting_policys_log_probs() -
     module = learner(world)
     rollout = played(module, world)
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    log_prob, state = second_look(module, rollout)
+    log_prob, state = reevaluate(module, rollout)
     valid = rollout.valid
     torch.testing.assert_close(log_prob[valid], rollout.log_prob[valid], atol=1e-6, rtol=0)
     assert state[0].shape == (1, 4, 16)
@@ -43,7 +43,7 @@ def test_a_second_look_at_a_short_episode_ends_where_it_ended() -> None:
     world = Locks()
     module = learner(world)
     rollout = played(module, world)
-    _, state = second_look(module, rollout)
+    _, state = reevaluate(module, rollout)
     short = [part[1:2, :4] for part in (rollout.base, rollout.slots, rollout.blueprints)]
     with torch.no_grad():
         alone = module.policy(*short, module.policy.begin(1)).state
@@ -83,5 +83,5 @@ def test_heads_that_took_no_part_are_no_offence() -> None:
 
 
 def test_memory_is_that_of_the_process() -> None:
-    found = memory(torch.device("cpu"))
+    found = memory_metrics(torch.device("cpu"))
     assert 0.05 < found["health/memory_gb"] < 100

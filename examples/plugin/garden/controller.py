@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from esper.controllers import choose, is_legal
-from esper.environment import Observation
+from esper.controllers import is_legal, make_action
 from esper.lifecycle import ActionSpace, Op
+from esper.observation import Observation
 
 
 class Gardener:
@@ -18,7 +18,7 @@ class Gardener:
     def __init__(self, space: ActionSpace, blueprint: str) -> None:
         self._space, self._blueprint = space, blueprint
 
-    def begin(self, seeds: Sequence[int]) -> None:
+    def begin(self, episode_seeds: Sequence[int]) -> None:
         return None
 
     def act(self, observation: Observation, memory: None) -> tuple[Tensor, None]:
@@ -28,5 +28,5 @@ class Gardener:
         for op in (Op.FOSSILIZE, Op.GERMINATE):
             for slot in self._space.slots:
                 if is_legal(self._space, observation.masks, env, op, slot):
-                    return choose(self._space, op, slot=slot, blueprint=self._blueprint)
-        return choose(self._space, Op.WAIT)
+                    return make_action(self._space, op, slot=slot, blueprint=self._blueprint)
+        return make_action(self._space, Op.WAIT)

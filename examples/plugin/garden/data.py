@@ -5,7 +5,7 @@ from typing import Unpack
 import torch
 
 from esper.data import ImageData, ImageOptions, Labelled
-from esper.seeding import generator
+from esper.rng import make_generator
 
 SIDE, CLASSES = 32, 10
 
@@ -18,7 +18,7 @@ def slopes(*, count: int, **options: Unpack[ImageOptions]) -> ImageData:
 
 
 def _drawn(count: int, part: int) -> Labelled:
-    draws = generator("slopes", part)
+    draws = make_generator("slopes", part)
     labels = torch.arange(count) % CLASSES
     angle = labels[:, None, None] * (2 * torch.pi / CLASSES)
     y, x = torch.meshgrid(torch.linspace(-1, 1, SIDE), torch.linspace(-1, 1, SIDE), indexing="ij")

@@ -1,0 +1,37 @@
+"""Trained controllers: where they came from, what they learned on, and the policies inside."""
+
+from esper.checkpoints.controllers import (
+    TrainedController,
+    load_controller,
+    load_controllers,
+    load_start_weights,
+    save_controller,
+)
+from esper.checkpoints.origin import PRETRAINED, find_checkpoint, read_origin
+from esper.checkpoints.task import (
+    LOCAL_KEYS,
+    add_task_overrides,
+    apply_trained_values,
+    checkpoint_names,
+    describe_differences,
+    resolve_checkpoint_paths,
+    task_settings,
+)
+
+__all__ = [
+    "LOCAL_KEYS",
+    "PRETRAINED",
+    "TrainedController",
+    "add_task_overrides",
+    "apply_trained_values",
+    "checkpoint_names",
+    "describe_differences",
+    "find_checkpoint",
+    "load_controller",
+    "load_controllers",
+    "load_start_weights",
+    "read_origin",
+    "resolve_checkpoint_paths",
+    "save_controller",
+    "task_settings",
+]

@@ -1,0 +1,210 @@
+"""Trained controllers: from a checkpoint to a policy that acts, and back into one small file."""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from esper.checkpoints.origin import TrainingOrigin, checkpoint_label, find_checkpoint, read_origin
+from esper.checkpoints.task import LOCAL_KEYS, TASK, task_settings
+from esper.config import build, grows_hosts, override_key
+from esper.controllers import Policy
+from esper.lifecycle import Layout
+from esper.ppo import AtomicCheckpointIO, Checkpoint, CheckpointMetadata, TrainingHistory, read_checkpoint
+
+POLICY_PREFIX = "policy."  # of the policy's weights in a checkpoint
+CRITIC_PREFIX = "critic."  # of the critic's weights in a policy
+TRAINING_KEYS = ("name", "policy", "ppo", "collector", "seed", "rounds", "start")  # how a controller was trained
+
+
+@dataclass(frozen=True)
+class TrainingInfo:
+    """How a controller was trained and what that cost, with the controller it started from."""
+
+    weights: str  # digest
+    seed: int  # of the run
+    rounds: int
+    episodes: int
+    decisions: int
+    gflops: float | None  # None if the rounds were not recorded
+    seconds: float | None
+    greedy: bool  # whether greedy actions scored higher than sampled ones on held-out episodes
+    trained_on: str
+    command: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TrainedController:
+    """A trained controller."""
+
+    label: str  # its name in episode records: the path of its checkpoint
+    policy: Policy
+    weights_digest: str
+    training_digest: str  # of task and settings; controllers with equal digests differ in their seed alone
+    task: Mapping[str, Any]  # that it was trained on, flat
+    info: TrainingInfo
+
+
+def load_controller(name: str, layout: Layout) -> TrainedController:
+    """A trained controller for environments of this layout; refused by the key that does not fit."""
+    path = find_checkpoint(name)
+    origin, checkpoint = read_origin(path), read_checkpoint(path)
+    metadata = checkpoint.metadata
+    check_transferable(metadata.layout, layout, f"ckpt={path}")
+    policy: Policy = build(origin.config.policy, layout=layout, _partial_=False, compile=None)
+    weights = _policy_weights(checkpoint)
+    try:
+        policy.load_state_dict(weights)
+    except RuntimeError:
+        raise ValueError(
+            f"ckpt={path}: its weights do not fit the policy in its configuration ({origin.place})."
+        ) from None
+    info = TrainingInfo(
+        weights=_digest(weights),
+        seed=metadata.seed,
+        **_total_cost(origin, metadata, policy),
+        greedy=origin.greedy(metadata.counters.rounds),
+        trained_on=origin.trained_on,
+        command=f"python -m esper.run {shlex.join(origin.overrides)}",
+    )
+    task = {**task_settings(origin.config), "slots.blueprints": list(metadata.layout.blueprints)}
+    settings = task_settings(origin.config, ("policy", "ppo"))
+    if start := origin.config.get("start"):
+        settings["start"] = start
+    described = json.dumps([task, settings], sort_keys=True).encode()
+    training_digest = hashlib.blake2b(described, digest_size=8).hexdigest()
+    return TrainedController(checkpoint_label(name), policy.eval(), info.weights, training_digest, task, info)
+
+
+def _total_cost(origin: TrainingOrigin, metadata: CheckpointMetadata, policy: Policy) -> dict[str, Any]:
+    """Length and cost of a controller's training, with those of the controller it started from."""
+    counters = metadata.counters
+    own: dict[str, float | None] = {
+        "rounds": counters.rounds,
+        "episodes": counters.episodes,
+        "decisions": counters.decisions,
+        **origin.costs(counters, policy),
+    }
+    both = {key: (value, metadata.start_cost.get(key, 0)) for key, value in own.items()}
+    return {key: None if value is None or start is None else value + start for key, (value, start) in both.items()}
+
+
+def load_start_weights(name: str, policy: Policy) -> dict[str, float | None]:
+    """Load a trained controller's weights into a policy, except for its critic, which fits its own task only.
+
+    Returns what that controller's training cost, which is part of the cost of the new one.
+    """
+    path = find_checkpoint(name, "start")
+    checkpoint = read_checkpoint(path)
+    check_transferable(checkpoint.metadata.layout, policy.layout, f"start={name}")
+    weights = {key: value for key, value in _policy_weights(checkpoint).items() if not key.startswith(CRITIC_PREFIX)}
+    wanted = {key: value for key, value in policy.state_dict().items() if not key.startswith(CRITIC_PREFIX)}
+    if any(_shape(weights, key) != _shape(wanted, key) for key in {**weights, **wanted}):
+        sizes = checkpoint.metadata.sizes
+        changed = [f"policy.{key}={value}" for key, value in sizes.items() if policy.sizes[key] != value]
+        raise ValueError(f"start={name}: has another network than this run; it has {', '.join(changed)}.")
+    policy.load_state_dict(weights, strict=False)
+    return _total_cost(read_origin(path), checkpoint.metadata, policy)
+
+
+def _shape(weights: Mapping[str, Tensor], key: str) -> tuple[int, ...] | None:
+    return tuple(weights[key].shape) if key in weights else None
+
+
+def load_controllers(names: Sequence[str], layout: Layout) -> list[TrainedController]:
+    """Several trained controllers; each must come from another run, since each counts as one repetition."""
+    found: dict[str, str] = {}
+    for name in names:
+        run = read_origin(find_checkpoint(name)).identity
+        if run in found:
+            raise ValueError(f"ckpt: {found[run]} and {name} are of the same run; each must come from another run.")
+        found[run] = name
+    return [load_controller(name, layout) for name in names]
+
+
+def save_controller(name: str, path: Path) -> int:
+    """Write a trained controller as one file that is used without its run's directory; returns its size in bytes.
+
+    It holds the policy's weights and statistics, how it was trained, and the metrics of its rounds, but no optimizer
+    state: it can be evaluated anywhere, and another run can start from it, but its own run cannot be resumed from it.
+    """
+    if path.exists():
+        raise ValueError(f"{path}: exists already.")
+    source = find_checkpoint(name)
+    origin, checkpoint = read_origin(source), read_checkpoint(source)
+    if not grows_hosts(origin.config):
+        raise ValueError(f"{name}: was trained on {origin.config.environment._target_}, which grows no hosts.")
+    saved = checkpoint.metadata
+    metadata = CheckpointMetadata(
+        layout=saved.layout,
+        sizes=saved.sizes,
+        seed=saved.seed,
+        counters=saved.counters,
+        start_cost=saved.start_cost,
+        training=TrainingHistory(
+            overrides=[override for override in origin.overrides if override_key(override) not in LOCAL_KEYS],
+            config=_portable_config(origin.config, saved.layout),
+            trained_on=origin.trained_on,
+            rounds=list(origin.rounds),
+        ),
+    )
+    weights = {f"{POLICY_PREFIX}{key}": value.clone() for key, value in _policy_weights(checkpoint).items()}
+    AtomicCheckpointIO().save_checkpoint({"esper": metadata.to_dict(), "state_dict": weights}, path)
+    return path.stat().st_size
+
+
+def _portable_config(config: DictConfig, layout: Layout) -> dict[str, Any]:
+    """The task and the training settings, without keys of one machine and with the resolved list of blueprints."""
+    portable = OmegaConf.masked_copy(config, [*TASK, *TRAINING_KEYS])
+    for key in LOCAL_KEYS:
+        if OmegaConf.select(portable, key) is not None:
+            OmegaConf.update(portable, key, None)
+    OmegaConf.update(portable, "slots.blueprints", list(layout.blueprints))
+    plain = OmegaConf.to_container(portable, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _policy_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    weights = checkpoint.state_dict
+    return {key.removeprefix(POLICY_PREFIX): value for key, value in weights.items() if key.startswith(POLICY_PREFIX)}
+
+
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for name in sorted(weights):
+        found.update(name.encode())
+        found.update(weights[name].cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def check_transferable(saved: Layout, here: Layout, described: str) -> None:
+    """Refuse a policy that cannot act here. Slots may have other names, but not another number; all else must be equal.
+
+    `described` is how the policy is named on the command line.
+    """
+    if len(saved.slots) != len(here.slots):
+        raise ValueError(
+            f"{described}: was trained with the {len(saved.slots)} slots {', '.join(saved.slots)}, but here are "
+            f"the {len(here.slots)} slots {', '.join(here.slots)}; slots.names can select the same number."
+        )
+    for head in {**saved.options, **here.options}:
+        then, now = saved.options.get(head, ()), here.options.get(head, ())
+        if head != "slot" and then != now:
+            raise ValueError(
+                f"{described}: was trained with {head} of {', '.join(then) or 'no choice'}, but here it is of "
+                f"{', '.join(now) or 'no choice'}; actions and slots.blueprints must be those it was trained with."
+            )
+    for key in ("base", "slot", "blueprints", "users"):
+        before, now = getattr(saved, key), getattr(here, key)
+        if before != now:
+            raise ValueError(f"{described}: was trained with {key} {before}, but here they are {now}.")

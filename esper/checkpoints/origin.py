@@ -1,0 +1,116 @@
+"""Where a trained controller came from: its run's directory, or, where it was saved as one file, that file."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from esper.checkpoints.runs import preset_names, read_overrides, read_yaml
+from esper.config import migrate_config
+from esper.controllers import Policy
+from esper.ppo import LAST, Counters, read_checkpoint
+from esper.records import HELD_OUT, read_rounds
+from esper.renames import renamed_override
+
+SHIPPED = Path(__file__).parent.parent / "pretrained"
+DEFAULT_EXPERIMENT = "cifar_ppo"  # whose controllers are named by their seed alone
+PRETRAINED = {  # controllers that come with esper, by their name in `ckpt`
+    "pretrained": SHIPPED / f"{DEFAULT_EXPERIMENT}_0.pt",
+    **{f"pretrained/{path.stem.removeprefix(f'{DEFAULT_EXPERIMENT}_')}": path for path in sorted(SHIPPED.glob("*.pt"))},
+}
+UPDATE_PASSES = 3  # cost of a forward and backward pass, in forward passes
+TIMES = ("time/environment", "time/policy", "time/update")
+SCORES = tuple(f"validation/{kind}_score" for kind in HELD_OUT)
+FIRST = ("decisions", "episode/score", "episode/gflops", "policy/epochs", *TIMES)  # metrics that identify a run
+
+
+@dataclass(frozen=True)
+class TrainingOrigin:
+    """How a controller was trained."""
+
+    place: Path  # its run's directory, or its file
+    overrides: Sequence[str]
+    config: DictConfig
+    trained_on: str  # host and data, by the names of their presets
+    rounds: Sequence[Mapping[str, Any]]  # metrics of each round; empty if they were not recorded
+
+    def costs(self, counters: Counters, policy: Policy) -> dict[str, float | None]:
+        """GFLOPs of hosts and policy, and seconds, of the whole training; None if its rounds were not recorded."""
+        lines = self._until(counters.rounds)
+        if len(lines) < counters.rounds or not counters.rounds:
+            return {"gflops": None, "seconds": None}
+        episodes, decisions = counters.episodes / counters.rounds, counters.decisions / counters.rounds
+        names = ["episode/gflops", *(f"validation/{kind}_gflops" for kind in HELD_OUT)]  # equal numbers of episodes
+        hosts = sum(episodes * (line.get(name) or 0.0) for line in lines for name in names)
+        passes = sum(decisions * (1 + UPDATE_PASSES * line["policy/epochs"]) for line in lines)
+        seconds = sum(line[name] or 0.0 for line in lines for name in TIMES)
+        return {"gflops": hosts + passes * policy.flops / 1e9, "seconds": seconds}
+
+    def greedy(self, rounds: int) -> bool:
+        """Whether greedy actions scored higher than sampled ones on the last held-out episodes.
+
+        A policy for which WAIT is always the most likely op never acts when it is greedy. Without held-out episodes
+        the controller samples, as it did in training.
+        """
+        scores = [[line.get(name) for name in SCORES] for line in self._until(rounds)]
+        known = [(greedy, sampled) for greedy, sampled in scores if greedy is not None and sampled is not None]
+        return bool(known) and known[-1][0] >= known[-1][1]
+
+    @property
+    def identity(self) -> str:
+        """Equal for all files of one run: the metrics of its first round."""
+        first = {key: self.rounds[0].get(key) for key in FIRST} if self.rounds else str(self.place.resolve())
+        return json.dumps(first)
+
+    def _until(self, rounds: int) -> list[Mapping[str, Any]]:
+        return [line for line in self.rounds if line["round"] <= rounds]
+
+
+def find_checkpoint(name: str, key: str = "ckpt") -> Path:
+    """The file of a checkpoint, given its path, its run's directory, or the name of one that comes with esper.
+
+    `key` is the key that it is the value of, for messages.
+    """
+    if name in PRETRAINED:
+        return PRETRAINED[name]
+    path = Path(name)
+    found = path / "checkpoints" / LAST if path.is_dir() else path
+    if not found.is_file():
+        reason = f"it has no checkpoints/{LAST}" if path.is_dir() else "there is no such file"
+        raise ValueError(f"{key}={name}: must be a checkpoint, the directory of a run, or pretrained; {reason}.")
+    return found
+
+
+def checkpoint_label(name: str) -> str:
+    """The name of a controller in episode records."""
+    return name if name in PRETRAINED else str(find_checkpoint(name).resolve())
+
+
+def read_origin(checkpoint: Path) -> TrainingOrigin:
+    """From the file itself, or else from the directory of its run."""
+    history = read_checkpoint(checkpoint).metadata.training
+    if history is not None:
+        config, overrides = OmegaConf.create(dict(history.config)), list(map(renamed_override, history.overrides))
+        return TrainingOrigin(checkpoint, overrides, migrate_config(config), history.trained_on, history.rounds)
+    run = _run_directory(checkpoint)
+    return TrainingOrigin(
+        run, read_overrides(run), _run_config(run), preset_names(run), read_rounds(run / "rounds.jsonl")
+    )
+
+
+def _run_directory(checkpoint: Path) -> Path:
+    """The directory with the configuration that a checkpoint was trained with."""
+    for directory in (checkpoint.parent.parent, checkpoint.parent):
+        if (directory / ".hydra" / "config.yaml").is_file():
+            return directory
+    raise ValueError(f"ckpt={checkpoint}: its run's configuration (.hydra/config.yaml) is missing.")
+
+
+def _run_config(run: Path) -> DictConfig:
+    config = read_yaml(run / ".hydra" / "config.yaml")
+    if not isinstance(config, DictConfig) or "policy" not in config:
+        raise ValueError(f"ckpt: {run}/.hydra/config.yaml is no configuration of a run that trained a policy.")
+    return migrate_config(config)

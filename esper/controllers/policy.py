@@ -1,0 +1,216 @@
+"""The factored LSTM actor-critic: features, memory, a head for each factor of an action, and a critic V(s)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.controllers.distribution import FactoredDistribution, Logits
+from esper.controllers.statistics import Moments, RunningStatistics
+from esper.lifecycle import Layout, Masks
+from esper.observation import PolicyInputs
+
+LSTMState = tuple[Tensor, Tensor]  # hidden and cell, each [layers, envs, hidden]
+LEAST_HEAD = 32  # hidden units of a head
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    """What the network says of sequences [envs, steps]."""
+
+    logits: Logits  # of envs * steps observations
+    value: Tensor  # [envs, steps], in units of the return scale
+    state: LSTMState  # after the last step
+
+
+class Policy(nn.Module):
+    """Chooses actions and values states; also keeps the statistics by which it normalises what it sees.
+
+    Arguments:
+        layout: what it sees and chooses
+        hidden: width of features and memory
+        depth: layers of the feature network; those behind the first are residual
+        layers: of the LSTM, whose output is added to the features; 0 is a policy without memory
+        head_hidden: hidden units of each head; None is half of `hidden`, at least 32
+        embedding: width of a blueprint's embedding
+        slot_width: width of a slot's own features
+        gains: of the orthogonal initialisation: hidden layers, policy outputs, value output
+        forget_bias: of the LSTM's forget gates at the start, so that it begins by remembering
+        floors: least probability of a legal option, by head; None is none
+        validate: check masks and logits whenever actions are chosen or judged
+        masked: whether heads that an op does not use stay out of an action, as they should; False is for comparison
+        momentum, least, most: of the observation statistics: weight of the newest (None: all alike), least standard
+            deviation, and where normalised features are cut off
+        compile: None, or the mode of torch.compile for the network; `dynamic` shapes, graph breaks allowed
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        hidden: int,
+        depth: int,
+        layers: int,
+        head_hidden: int | None,
+        embedding: int,
+        slot_width: int,
+        gains: Mapping[str, float],
+        forget_bias: float,
+        floors: Mapping[str, float] | None,
+        validate: bool,
+        momentum: float | None,
+        min_std: float,
+        clip: float,
+        compile: str | None,
+        masked: bool = True,  # which checkpoints do not say that are older than it
+    ) -> None:
+        super().__init__()
+        least_sizes = {"hidden": 1, "depth": 1, "layers": 0, "embedding": 1, "slot_width": 1, "head_hidden": 1}
+        inner = max(LEAST_HEAD, hidden // 2) if head_hidden is None else head_hidden
+        given = (hidden, depth, layers, embedding, slot_width, inner)
+        self.sizes = dict(zip(least_sizes, given, strict=True))  # for checkpoints
+        for key, value in self.sizes.items():
+            if value < least_sizes[key]:
+                raise ValueError(f"policy.{key}={value}: must be at least {least_sizes[key]}.")
+        floors = floors or {}
+        unknown = set(floors) - set(layout.head_names)
+        if unknown or not all(0 <= floor < 1 for floor in floors.values()):
+            raise ValueError(
+                f"policy.floors={dict(floors)}: must be in [0, 1) by head, of {', '.join(layout.head_names)}."
+            )
+        self.layout = layout
+        self.masked = masked
+        self._validate, self._floors, self._min_std, self._clip = validate, dict(floors), min_std, clip
+        ops, slots = len(layout.ops), len(layout.slots)
+        self.base_statistics = RunningStatistics(layout.base, momentum)
+        self.slot_statistics = RunningStatistics(layout.slot, momentum)
+        self.blueprint = nn.Embedding(len(layout.blueprints) + 1, embedding)
+        self.slot = nn.Linear(layout.slot + embedding + slots, slot_width)
+        self.features = nn.ModuleList([nn.Linear(layout.base + slots * slot_width, hidden)])
+        self.features.extend(nn.Linear(hidden, hidden) for _ in range(depth - 1))
+        self.norm = nn.LayerNorm(hidden)  # the one norm: it keeps the LSTM's gates out of saturation
+        self.memory = nn.LSTM(hidden, hidden, layers, batch_first=True) if layers else None
+        reads = {"op": hidden, "slot": hidden + slot_width}
+        gives = {"slot": ops}
+        self.heads = nn.ModuleDict(
+            {
+                head: _mlp(
+                    reads.get(head, hidden + slot_width + len(layout.users[head])), inner, gives.get(head, len(options))
+                )
+                for head, options in layout.options.items()
+            }
+        )
+        self.critic = _mlp(hidden, inner, 1)
+        self._initialise(gains, forget_bias)
+        self.compile_mode = compile
+        if compile is not None:
+            self.compile(mode=None if compile == "default" else compile, dynamic=True, fullgraph=False)
+
+    @property
+    def flops(self) -> int:
+        """Of one decision: the products of its linear layers and of its memory."""
+        slots = len(self.layout.slots)
+        times = {"slot": slots} | {
+            head: slots * len(users) for head, users in self.layout.users.items() if head not in ("op", "slot")
+        }
+        once = [self.features, self.critic, *(head for name, head in self.heads.items() if name not in times)]
+        total = sum(_weights(part) for part in once) + slots * _weights(self.slot)
+        total += sum(count * _weights(self.heads[name]) for name, count in times.items() if name in self.heads)
+        return 2 * (total + (0 if self.memory is None else _weights(self.memory)))
+
+    def begin(self, envs: int) -> LSTMState:
+        """The state in which every episode starts."""
+        zeros = torch.zeros(self.sizes["layers"], envs, self.sizes["hidden"], device=self.norm.weight.device)
+        return zeros, zeros.clone()
+
+    def forward(self, base: Tensor, slots: Tensor, blueprints: Tensor, state: LSTMState) -> PolicyOutput:
+        """Run sequences: base [envs, steps, features], slots [envs, steps, slots, features], both normalised."""
+        places = torch.eye(len(self.layout.slots), device=base.device).expand(*blueprints.shape, -1)
+        around = F.relu(self.slot(torch.cat([slots, self.blueprint(blueprints), places], -1)))
+        features = torch.cat([base, around.flatten(-2)], -1)
+        features = F.relu(self.features[0](features))
+        for layer in self.features[1:]:
+            features = features + F.relu(layer(features))
+        core = self.norm(features)
+        if self.memory is not None:
+            remembered, state = self.memory(core, state)
+            core = core + remembered
+        value = self.critic(core).squeeze(-1)
+        return PolicyOutput(self._logits(core.flatten(0, 1), around.flatten(0, 1)), value, state)
+
+    def _logits(self, core: Tensor, around: Tensor) -> Logits:
+        """From core [B, hidden] and each slot's features around [B, slots, slot_width]."""
+        per_slot = torch.cat([core.unsqueeze(1).expand(-1, around.shape[1], -1), around], -1)
+        others = {}
+        for head in self.layout.head_names:
+            if head not in ("op", "slot"):
+                users = len(self.layout.users[head])
+                op = torch.eye(users, device=core.device)[None, :, None].expand(len(core), -1, around.shape[1], -1)
+                others[head] = self.heads[head](torch.cat([per_slot.unsqueeze(1).expand(-1, users, -1, -1), op], -1))
+        if "slot" in self.layout.options:
+            slot = self.heads["slot"](per_slot).transpose(1, 2)
+        else:
+            slot = core.new_zeros(len(core), len(self.layout.ops), around.shape[1])
+        return Logits(self.heads["op"](core), slot, others)
+
+    def distribution(self, logits: Logits, masks: Masks, validate: bool | None = None) -> FactoredDistribution:
+        """Over actions; `validate` wins over what the policy was built with."""
+        check = self._validate if validate is None else validate
+        return FactoredDistribution(logits, masks, self.layout, self._floors, check, self.masked)
+
+    def normalised(self, inputs: PolicyInputs) -> tuple[Tensor, Tensor]:
+        """Base and slot features as the network wants them."""
+        scale = {"min_std": self._min_std, "clip": self._clip}
+        base = self.base_statistics.normalised(inputs.base, **scale)
+        return base, self.slot_statistics.normalised(inputs.slots, **scale)
+
+    def moments(self, base: Tensor, slots: Tensor, valid: Tensor) -> Tensor:
+        """Of raw features [envs, steps, ...], packed for `fold`; ranks may add theirs up."""
+        every = valid.unsqueeze(-1).expand(slots.shape[:-1])
+        return torch.cat([Moments.of(base, valid).packed(), Moments.of(slots, every).packed()])
+
+    def fold(self, packed: Tensor) -> None:
+        """Take moments into the statistics."""
+        split = 1 + 2 * self.layout.base
+        self.base_statistics.fold(Moments.unpacked(packed[:split]))
+        self.slot_statistics.fold(Moments.unpacked(packed[split:]))
+
+    def _initialise(self, gains: Mapping[str, float], forget_bias: float) -> None:
+        for module in (self.slot, *self.features):
+            _orthogonal(module, gains["hidden"])
+        for head in (*self.heads.values(), self.critic):
+            inner, _, outer = head.children()
+            _orthogonal(inner, gains["hidden"])
+            _orthogonal(outer, gains["value"] if head is self.critic else gains["policy"])
+        if self.memory is None:
+            return
+        for name, weight in self.memory.named_parameters():
+            if name.startswith("weight"):
+                nn.init.orthogonal_(weight)
+            else:
+                nn.init.zeros_(weight)
+            if name.startswith("bias_ih"):
+                quarter = len(weight) // 4  # gates are packed input, forget, cell, output; bias_hh would add to this
+                nn.init.constant_(weight[quarter : 2 * quarter], forget_bias)
+
+
+def _weights(module: nn.Module) -> int:
+    """Numbers in its matrices; a forward pass multiplies and adds each once."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.ndim == 2)
+
+
+def _mlp(width: int, inner: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, outputs))
+
+
+def _orthogonal(layer: nn.Module, gain: float) -> None:
+    assert isinstance(layer, nn.Linear)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+
+
+def noise_width(layout: Layout) -> int:
+    """Random numbers that one action takes."""
+    return sum(len(options) for options in layout.options.values())

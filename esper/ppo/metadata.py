@@ -1,0 +1,83 @@
+"""What a checkpoint records about itself besides weights and optimizer state."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from esper.lifecycle import Layout
+
+VERSION = 2  # 1 was written by version 0.1 and is read
+RENAMED = {"earlier": "start_cost", "origin": "training"}  # keys of version 1
+
+
+@dataclass
+class Counters:
+    """How far a run has come, over all ranks."""
+
+    rounds: int = 0
+    episodes: int = 0
+    decisions: int = 0
+    updates: int = 0  # optimizer steps
+    skipped: int = 0  # minibatches with non-finite values
+    bad: int = 0  # consecutive updates with one of them
+
+
+@dataclass(frozen=True)
+class TrainingHistory:
+    """How a controller was trained, in a file that is used without its run's directory."""
+
+    overrides: Sequence[str]
+    config: Mapping[str, Any]
+    trained_on: str  # host and data, by the names of their presets
+    rounds: Sequence[Mapping[str, Any]]  # lines of rounds.jsonl
+
+
+@dataclass(frozen=True)
+class CheckpointMetadata:
+    """The entry `esper` of a checkpoint.
+
+    All randomness of a run follows from its seed and its counters; the state of torch's generator is kept for modules
+    of users that draw from it. Compilation does not change weights: networks are compiled in place, and a resumed run
+    compiles by its own configuration.
+    """
+
+    layout: Layout
+    sizes: Mapping[str, int]  # of the policy
+    seed: int
+    counters: Counters
+    compile: str | None = None  # mode of torch.compile
+    start_cost: Mapping[str, float | None] = field(default_factory=dict)  # training cost of the controller in `start`
+    generator: Tensor | None = None  # state of torch's global generator
+    training: TrainingHistory | None = None
+    version: int = VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        found = {key: value for key, value in vars(self).items() if value is not None}
+        found |= {"layout": self.layout.to_dict(), "counters": asdict(self.counters), "sizes": dict(self.sizes)}
+        found["start_cost"] = dict(self.start_cost)
+        if self.training is not None:
+            found["training"] = dict(vars(self.training))
+        return found
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "CheckpointMetadata":
+        """Refuses what is no metadata of a readable version in a sentence without a subject: "has ..."."""
+        version = saved.get("version", 0)
+        if not isinstance(version, int) or not 1 <= version <= VERSION:
+            raise ValueError(f"has version {version}; this esper reads 1 to {VERSION}")
+        values = {RENAMED.get(key, key): value for key, value in saved.items()}
+        training = values.get("training")
+        return cls(
+            layout=Layout.from_dict(values["layout"]),
+            sizes=values["sizes"],
+            seed=values["seed"],
+            counters=Counters(**values["counters"]),
+            compile=values.get("compile"),
+            start_cost=values.get("start_cost") or {},
+            generator=values.get("generator"),
+            training=None if training is None else TrainingHistory(**training),
+            version=version,
+        )

@@ -1,0 +1,76 @@
+"""Names of version 0.1 and what they are now: for one clear sentence, and for reading files of that version."""
+
+from fnmatch import fnmatchcase
+
+MODULES = {
+    "esper.seeding": "esper.rng",
+    "esper.work": "esper.flops",
+    "esper.learners": "esper.checkpoints",
+    "esper.resume": "esper.checkpoints",
+    "esper.comparison": "esper.evaluation",
+    "esper.sweep": "esper.sweeps",
+}
+TARGETS = {  # of `_target_`
+    "esper.controllers.Chance": "esper.controllers.RandomController",
+    "esper.controllers.Nothing": "esper.controllers.NoGrowth",
+    "esper.controllers.Schedule": "esper.controllers.ScheduleController",
+    "esper.controllers.Heuristic": "esper.controllers.HeuristicController",
+    "esper.controllers.Fragrow": "esper.controllers.FragrowController",
+    "esper.controllers.Learned": "esper.controllers.PolicyController",
+    "esper.growth.Schedule": "esper.growth.LRSchedule",
+    "esper.gym.Gymnasium": "esper.gym.GymnasiumVectorEnv",
+    "esper.ppo.Checkpoints": "esper.ppo.CheckpointCallback",
+    "esper.ppo.Settings": "esper.ppo.PPOSettings",
+    "esper.sweep.Watch": "esper.sweeps.SweepCallback",
+    "esper.telemetry.EpisodeRecords": "esper.telemetry.EpisodeWriter",
+    "esper.telemetry.Progress": "esper.telemetry.ProgressDisplay",
+    "esper.telemetry.RoundRecords": "esper.telemetry.RoundWriter",
+}
+KEYS = {  # patterns of keys -> their last part now
+    "ppo.foretells": "value_target",
+    "ppo.advantage_least": "advantage_min_std",
+    "policy.least": "min_std",
+    "policy.most": "clip",
+    "governor.least": "min_history",
+    "governor.learned": "learned_below",
+    "governor.band": "chance_band",
+    "governor.sigmas": "std_factor",
+    "governor.factor": "mean_factor",
+    "governor.ceiling": "chance_factor",
+    "callbacks.anomalies.closely": "detail_rounds",
+    "callbacks.anomalies.thresholds.recovered": "recovery_factor",
+    "callbacks.anomalies.thresholds.unearned": "unearned_steps",
+    "controller.heuristic.rest": "cooldown",
+    "controller.heuristic.hopeless": "max_drop",
+    "controller.heuristic.keep": "min_contribution",
+    "controller.heuristic.forget": "penalty_decay",
+    "controller.heuristic.tolerance": "max_penalty",
+    "controller.heuristic.steady": "steady_range",
+    "controller.fragrow.longest": "max_interval",
+    "environment.keep": "features",
+    "reward.terms.*.most": "cap",
+    "reward.terms.*.least_gain": "min_gain",
+    "reward.terms.*.enough": "min_contribution",
+    "reward.terms.*.too_little": "penalty",
+    "reward.terms.*.legitimate": "full_credit_steps",
+    "reward.terms.*.first": "base",
+    "reward.terms.*.more": "per_step",
+    "reward.terms.*.harmful": "harmful_bonus",
+    "reward.terms.*.useful": "useful_penalty",
+    "reward.terms.early_prune.age": "min_age",
+}
+OPTIONS = {("policy", "lstm_open"): "lstm_floors", ("ablation", "critic_of_rest"): "value_target_rest"}
+
+
+def renamed_key(key: str) -> str | None:
+    """The present name of a configuration key; None if it has not been renamed."""
+    new = next((new for old, new in KEYS.items() if fnmatchcase(key, old)), None)
+    return None if new is None else f"{key.rpartition('.')[0]}.{new}"
+
+
+def renamed_override(override: str) -> str:
+    """An override as it is written now; unchanged where nothing in it has been renamed."""
+    prefix = override[: len(override) - len(override.lstrip("+~"))]
+    key, equals, value = override.removeprefix(prefix).partition("=")
+    values = ",".join(OPTIONS.get((key, part), part) for part in value.split(",")) if equals else value
+    return f"{prefix}{renamed_key(key) or key}{equals}{values}"

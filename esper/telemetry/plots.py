@@ -1,0 +1,80 @@
+"""Pictures of a run for TensorBoard."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from esper.lifecycle import Stage
+from esper.records import EpisodeRecord
+from esper.telemetry.timeline import contribution
+
+
+def as_array(figure: Figure) -> np.ndarray:
+    """uint8 [height, width, 3]."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+
+
+def ops_over_rounds(rounds: Sequence[float], shares: Mapping[str, Sequence[float]]) -> Figure:
+    """How often each op was chosen, round by round."""
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.stackplot(rounds, list(shares.values()), labels=list(shares))
+    axes.set(xlabel="round", ylabel="share of decisions", ylim=(0, 1))
+    axes.legend(loc="upper right", fontsize="small")
+    return figure
+
+
+def contributions(episodes: Sequence[EpisodeRecord]) -> Figure:
+    """What fossilised seeds contributed when they were fossilised, by slot and blueprint, in points."""
+    gains: dict[tuple[str, str], list[float]] = {}
+    for episode in episodes:
+        for when, step in enumerate(episode.steps):
+            for index, entered in enumerate(step.entered):
+                gain = contribution(episode.steps, when, index)
+                if Stage.FOSSILIZED.name in entered and gain is not None:
+                    gains.setdefault((str(step.blueprint[index]), episode.slots[index]), []).append(gain)
+    slots = list(episodes[0].slots)
+    blueprints = sorted({blueprint for blueprint, _ in gains}) or ["none"]
+    table = np.full((len(blueprints), len(slots)), np.nan)
+    figure = Figure(figsize=(6, 1.5 + 0.4 * len(blueprints)), layout="constrained")
+    axes = figure.subplots()
+    for (blueprint, slot), values in gains.items():
+        table[blueprints.index(blueprint), slots.index(slot)] = float(np.mean(values))
+    most = max(1.0, float(np.nanmax(np.abs(table)))) if gains else 1.0
+    bound = 1.6 * most  # so that figures can be read on every colour
+    image = axes.imshow(table, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto")
+    for (blueprint, slot), values in gains.items():
+        text = f"{np.mean(values):+.1f} ({len(values)})"
+        axes.text(slots.index(slot), blueprints.index(blueprint), text, ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(slots)), slots)
+    axes.set_yticks(range(len(blueprints)), blueprints)
+    axes.set_title("mean contribution in points of seeds when fossilised (how many)", fontsize=9)
+    figure.colorbar(image)
+    return figure
+
+
+def frontier(parameters: Sequence[float], scores: Sequence[float]) -> Figure:
+    """Score against parameters of all episodes so far; those that no other beats on both are joined."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.scatter(parameters, scores, c=np.arange(len(scores)), cmap="viridis", s=14)
+    best = undominated(parameters, scores)
+    axes.plot([parameters[i] for i in best], [scores[i] for i in best], "o-", color="#cc4125", fillstyle="none")
+    axes.set(xlabel="parameters at the end", ylabel="validation score", xscale="log")
+    axes.set_title("all episodes, darker is earlier; the line is the frontier", fontsize=9)
+    return figure
+
+
+def undominated(parameters: Sequence[float], scores: Sequence[float]) -> list[int]:
+    """Indices of the points with no other that has fewer parameters and at least the score, by parameters."""
+    order = sorted(range(len(scores)), key=lambda i: (parameters[i], -scores[i]))
+    best, found = -np.inf, []
+    for index in order:
+        if scores[index] > best:
+            best = scores[index]
+            found.append(index)
+    return found

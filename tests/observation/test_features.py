@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import torch
+
+from esper.controllers import RandomController
+from esper.observation import BASE_WIDTH, SLOT_WIDTH
+from esper.observation import features as table
+from tests.fixtures_environment import environment
+from tests.lifecycle.fixtures_slots import act
+
+
+def test_every_feature_has_its_width_and_stays_in_range_through_random_play() -> None:
+    env = environment(envs=4)
+    controller = RandomController(env.space)
+    seen, memory = env.reset([1, 2, 3, 4]), controller.begin([1, 2, 3, 4])
+    for _ in range(10):
+        for feature in table.BASE:
+            assert feature.make(seen.view).shape == (4, feature.width), feature.name
+        for feature in table.PER_SLOT:
+            assert feature.make(seen.view).shape == (4, 3, feature.width), feature.name
+        assert seen.base.shape == (4, BASE_WIDTH)
+        assert seen.slots.shape == (4, 3, SLOT_WIDTH)
+        assert seen.blueprints.shape == (4, 3)
+        for part in (seen.base, seen.slots):
+            assert part.isfinite().all()
+            assert part.abs().max() <= 2
+        action, memory = controller.act(seen, memory)
+        seen = env.step(action).observation
+
+
+def column(name: str, features: tuple[table.Feature, ...] = table.BASE) -> slice:
+    start = 0
+    for feature in features:
+        if feature.name == name:
+            return slice(start, start + feature.width)
+        start += feature.width
+    raise KeyError(name)
+
+
+def test_what_was_not_yet_seen_is_minus_one() -> None:
+    env = environment(envs=1)
+    first = env.reset([1])
+    assert first.base[0, column("train_loss")] == -1
+    assert first.base[0, column("losses")].tolist()[:4] == [-1] * 4
+    assert first.base[0, column("losses")][4] != -1
+    assert (first.slots[0, :, column("contribution", table.PER_SLOT)] == -1).all()
+    assert first.base[0, column("last_op")].sum() == 0
+
+
+def test_the_last_action_and_the_blueprint_are_shown() -> None:
+    env = environment(envs=1)
+    env.reset([1])
+    step = env.step(act(env.space, {"op": "GERMINATE", "slot": "block3", "blueprint": "conv_light"}))
+    seen = step.observation
+    assert seen.base[0, column("last_op")].tolist() == [0, 1, 0, 0, 0, 0]
+    assert seen.slots[0, :, column("last", table.PER_SLOT)].flatten().tolist() == [0, 0, 1]
+    assert seen.blueprints.tolist() == [[0, 0, 1 + env.space.blueprints.index("conv_light")]]
+    assert seen.base[0, column("progress")].item() == torch.tensor(0.1).item()
+
+
+def test_the_page_on_the_observation_is_made_from_the_table() -> None:
+    page = Path(__file__).parent.parent.parent / "docs" / "observation.md"
+    assert page.read_text() == table.document()
+    assert f"| `{table.PER_SLOT[-1].name}` | {table.PER_SLOT[-1].width} |" in table.document()
+
+
+def test_some_rows_of_an_observation_are_what_those_environments_see() -> None:
+    env = environment("environment.steps=3", envs=2)
+    env.reset([1, 2])
+    both = env.step(torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0]])).observation
+    second = both.rows(slice(1, 2))
+    assert torch.equal(second.base, both.base[1:])
+    assert torch.equal(second.masks.slot, both.masks.slot[1:])
+    assert torch.equal(second.masks.others["blueprint"], both.masks.others["blueprint"][1:])
+    assert torch.equal(second.view.slots.stage, both.view.slots.stage[1:])
+    assert torch.equal(second.view.now.score, both.view.now.score[1:])
+    assert (second.view.step, second.view.steps) == (1, 3)

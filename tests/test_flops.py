@@ -1,0 +1,91 @@
+"""What hosts and seeds state they cost is what torch counts; where torch counts otherwise, the test says why."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.blueprints import Blueprint, blueprints
+from esper.config import CONF, load_preset
+from esper.flops import Flops, attention_flops, conv_flops, linear_flops, symmetric_flops
+from esper.growth import Seed
+from esper.growth.seed import BlendGate
+from esper.hosts import GPTHost, Host
+from esper.hosts.gpt import SelfAttention
+from esper.lifecycle import Blend
+from tests.fixtures_flops import counter
+
+PRESETS = sorted(path.stem for path in (CONF / "host").glob("*.yaml") if "_target_" in path.read_text())  # single hosts
+WIDTHS = {"cnn": (8, 48), "transformer": (16, 64)}
+SEEDS = [
+    (entry, channels, blend)
+    for topology, widths in WIDTHS.items()
+    for entry in blueprints(topology).values()
+    for channels in widths
+    for blend in Blend
+]
+
+
+def counted(run: Callable[..., Tensor], *arguments: object) -> tuple[int, int]:
+    """FLOPs by torch's count: forward, and backward where there is anything to go back to."""
+    with counter() as count:
+        out = run(*arguments)
+        forward = count.get_total_flops()
+        if out.requires_grad:
+            out.sum().backward()
+    return forward, count.get_total_flops() - forward
+
+
+def on_meta(preset: str) -> tuple[Host, Tensor]:
+    """A host in full size without its weights, and a sample for it."""
+    with torch.device("meta"):
+        host = load_preset(f"host/{preset}")
+        if isinstance(host, GPTHost):
+            return host, torch.zeros(1, host.block_size, dtype=torch.long)
+        return host.eval(), torch.zeros(1, 3, 32, 32)  # BatchNorm does not train on the one value of cifar_colour
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_segment_of_every_host_costs_what_it_states(preset: str) -> None:
+    host, x = on_meta(preset)
+    stated = host.flops(x.shape[1:])
+    assert stated is not None
+    for index, (cost, segment) in enumerate(zip(stated, host.segments, strict=True)):
+        forward, backward = counted(segment, x)
+        attentions = sum(isinstance(module, SelfAttention) for module in segment.modules())
+        if attentions:  # without a fused kernel on the meta device, scores are kept, which saves a product
+            backward += attentions * attention_flops(host.slots[0].channels, x.shape[1]).forward // 2
+        assert (cost.forward, cost.input_grad + cost.weight_grad) == (forward, backward), index
+        x = segment(x).detach().requires_grad_()
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize(("entry", "channels", "blend"), SEEDS, ids=lambda value: getattr(value, "name", None))
+def test_every_seed_costs_what_it_states(entry: Blueprint, channels: int, blend: Blend, learns: bool) -> None:
+    topology = entry.topology
+    x = torch.zeros((1, channels, 6, 5) if topology == "cnn" else (1, 12, channels), requires_grad=True)
+    positions = 30 if topology == "cnn" else 12
+    body = entry.build(channels)
+    seed = Seed(body, blueprint=entry.name, blend=blend, channels=channels, topology=topology).requires_grad_(learns)
+    assert entry.flops is not None
+    cost = entry.flops(channels, positions)
+    if blend is Blend.GATED:
+        cost += BlendGate.flops(channels, topology, positions)
+    forward, backward = counted(seed, x, 0.5)
+    if entry.name == "depthwise" and learns:  # torch forgets the groups in the weights' gradient
+        backward -= (channels - 1) * conv_flops(channels, channels, 3, positions, groups=channels).weight_grad
+    assert (cost.forward, cost.input_grad + learns * cost.weight_grad) == (forward, backward)
+
+
+def test_works_add_up() -> None:
+    total = sum([Flops(1, 2, 3), Flops(10, 20, 30), symmetric_flops(100)], Flops())
+    assert total == Flops(111, 122, 133)
+    assert (total.frozen, total.total) == (233, 366)
+
+
+def test_products_cost_two_for_each_multiplication() -> None:
+    assert linear_flops(3, 5, 7) == symmetric_flops(2 * 3 * 5 * 7)
+    assert conv_flops(4, 6, 3, 10) == symmetric_flops(2 * 4 * 6 * 9 * 10)
+    assert conv_flops(4, 4, 3, 10, groups=4) == symmetric_flops(2 * 4 * 9 * 10)
+    assert attention_flops(8, 5) == Flops(forward=2 * 2 * 25 * 8, input_grad=5 * 2 * 25 * 8)

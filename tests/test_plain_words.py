@@ -1,0 +1,51 @@
+"""Words of the first version that a PyTorch engineer would not search for; the list says what to write instead."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parent.parent
+INSTEAD = {  # pattern -> what to write
+    r"foretell\w*|foretold": "value_target, predict",
+    r"told|tells?|telling|asked|speaks?|says?": "describe, report, requested, is_rank_zero",
+    r"rooms?|house|comes? home": "package, architecture, export",
+    r"what is not finite|not finite": "non-finite values",
+    r"ways?": "training_digest, mode, method",
+    r"(?<!make )bench(?!\.PHONY)": "ArmContext",
+    r"stock|keeper|books?|paid|worlds?(?!_size)|watchers?": "HostPool, SnapshotStore, accounting, StepResult, VectorEnv",
+    r"played|plays?|playing": "run",
+    r"timetables?": "schedule",
+    r"so many|as did better|lest|for it alone|more to turn|newborn": "a number; so that ... does not; new seed",
+    r"work": "flops, cost, run",
+    r"epoch(?!s|_end|_progress|_start)": "step",
+    r"garden\w*|nets|locks": "a name that describes it",
+}
+EPOCH_MEANS_STEP = ("lifecycle", "blueprints", "hosts", "growth", "observation", "environment", "rewards", "controllers")
+EXEMPT = {"esper/renames.py"}  # has the old names
+LETTER = "[A-Za-z]"
+FORBIDDEN = {re.compile(rf"(?<!{LETTER})(?:{words})(?!{LETTER})", re.IGNORECASE): new for words, new in INSTEAD.items()}
+FILES = sorted(
+    str(path.relative_to(PROJECT))
+    for place, pattern in (("esper", "*.py"), ("conf", "*.yaml"), (".", "*.md"), ("docs", "*.md"))
+    for path in ((PROJECT / place).glob(pattern) if place == "." else (PROJECT / place).rglob(pattern))
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_uses_plain_words(name: str) -> None:
+    if name in EXEMPT:
+        return
+    text = (PROJECT / name).read_text()
+    if name in ("docs/migration.md", "CHANGELOG.md"):
+        text = re.sub(r"`[^`]*`", "", text)  # old names
+    forbidden = dict(FORBIDDEN)
+    if name.startswith("esper/") and name.split("/")[1] in EPOCH_MEANS_STEP:
+        forbidden[re.compile(r"(?<![A-Za-z])epochs(?![A-Za-z])")] = "steps"
+    found = [
+        f"line {number}: {match[0]!r}, write {new}"
+        for number, line in enumerate(text.splitlines(), 1)
+        for pattern, new in forbidden.items()
+        for match in pattern.finditer(line)
+    ]
+    assert found == []

@@ -1,0 +1,35 @@
+import torch
+
+from esper.rng import derive_seed, make_generator, seeded_init
+
+
+def test_distinct_purposes_seeds_and_indices_give_distinct_streams() -> None:
+    triples = [
+        (purpose, rng_seed, index) for purpose in ("data", "weights") for rng_seed in range(20) for index in range(20)
+    ]
+    derived = {derive_seed(*triple) for triple in triples}
+    assert len(derived) == len(triples)
+    assert all(0 <= value < 2**63 for value in derived)
+    assert derive_seed("data", 1, 11) != derive_seed("data", 11, 1)
+
+
+def test_a_derived_seed_is_the_same_everywhere() -> None:
+    assert derive_seed("data", 42, 3) == 5427519391226969908
+
+
+def test_a_generator_follows_from_its_purpose_alone() -> None:
+    torch.manual_seed(5)
+    one = torch.rand(3, generator=make_generator("data", 7))
+    torch.rand(9)
+    assert torch.equal(one, torch.rand(3, generator=make_generator("data", 7)))
+    assert not torch.equal(one, torch.rand(3, generator=make_generator("augmentation", 7)))
+
+
+def test_seeded_building_leaves_the_global_generator_alone() -> None:
+    state = torch.get_rng_state()
+    with seeded_init(3):
+        one = torch.nn.Linear(4, 4)
+    assert torch.equal(state, torch.get_rng_state())
+    torch.rand(2)
+    with seeded_init(3):
+        assert torch.equal(one.weight, torch.nn.Linear(4, 4).weight)
