@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install run quickstart lint test bench clean
+.PHONY: install run quickstart lint test bench docs clean
 
 install: $(INSTALLED)
 
@@ -30,5 +30,9 @@ bench: install
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/telemetry.py
 
+docs: install
+	$(BIN)/python -m mkdocs build --strict --quiet --site-dir site
+	@echo "site/index.html"
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,10 +1,11 @@
-"""How fast the environment trains N hosts, as ratios in one interleaved run.
+"""The speed of the environment that trains N hosts, as ratios measured in one interleaved run.
 
     python benchmarks/engine.py            about five minutes on two cores; nothing is downloaded
 
-- limit: the same architecture, layout, optimizer, data and number of samples in bare loops that fill the cores, at the
-  best batch size: one net with all threads, or a net for each core
-- naive: hosts in turn, contiguous layout, default threads, a DataLoader, a separate pass for each attribution
+- limit: bare training loops with the same architecture, memory layout, optimizer, data and number of samples, at the
+  best batch size: one model with all threads, or one model per core
+- naive: hosts one after the other, contiguous memory layout, default threads, a DataLoader, a separate pass for each
+  attribution
 """
 
 import argparse
@@ -26,11 +27,10 @@ from esper.config import build, build_environment, compose_config
 from esper.data import Data
 from esper.environment import Environment
 from esper.environment.host_run import StepPlan
-from esper.growth import GrowingHost, Mode, SeedSetting
+from esper.growth import GrowingHost, Mode, SeedSetting, SeedSettings
 from esper.hosts import Host
 from esper.hosts.cnn import ChannelsLast
 from esper.lifecycle import Blend
-from esper.ppo import PPOSettings
 from esper.rng import make_generator
 
 ENVS = 8
@@ -51,34 +51,34 @@ TASKS = {  # overrides, training batches in a step, blueprint of the live seeds
 }
 
 
-def loss_of(output: Tensor, y: Tensor) -> Tensor:
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, -2), y.flatten())
 
 
 class Limit:
-    """Bare training loops: one net with all threads, or a net for each core with one thread; no environment around."""
+    """Bare training loops without an environment: one model with all threads, or one model per core with one thread."""
 
-    def __init__(self, config: DictConfig, data: Data, samples: int, batch: int, nets: int, threads: int) -> None:
-        self._models = [GrowingHost(build(config.host), coadapt=True) for _ in range(nets)]
+    def __init__(self, config: DictConfig, data: Data, samples: int, batch: int, models: int, threads: int) -> None:
+        self._models = [GrowingHost(build(config.host), coadapt=True) for _ in range(models)]
         self._optimizers = [build(config.optimizer, model=model, _partial_=False) for model in self._models]
-        self._streams = [data.stream(batch, make_generator("limit", net)) for net in range(nets)]
-        self._batches, self._threads = samples // batch // nets, threads
-        self._pool = ThreadPoolExecutor(nets)
+        self._streams = [data.stream(batch, make_generator("limit", index)) for index in range(models)]
+        self._batches, self._threads = samples // batch // models, threads
+        self._pool = ThreadPoolExecutor(models)
 
     def __call__(self) -> None:
         list(self._pool.map(self._train, range(len(self._models))))
 
-    def _train(self, net: int) -> None:
+    def _train(self, index: int) -> None:
         torch.set_num_threads(self._threads)
         for _ in range(self._batches):
-            x, y = self._streams[net].next()
-            loss_of(self._models[net](x, {}), y).backward()
-            self._optimizers[net].step(0.5)
+            x, y = self._streams[index].next()
+            cross_entropy(self._models[index](x, {}), y).backward()
+            self._optimizers[index].step(0.5)
         torch.set_num_threads(1)
 
 
 class Naive:
-    """Hosts one after the other, as a first version would have it."""
+    """Hosts one after the other, without any optimisation."""
 
     def __init__(self, config: DictConfig, env: Environment, slots: list[str], blueprint: str, threads: int) -> None:
         self._threads, self._slots, self._batches = threads, slots, config.environment.batches
@@ -108,27 +108,27 @@ class Naive:
             batches = iter(self._loader)
             for _ in range(self._batches):
                 x, y = next(batches)
-                loss_of(model(x, on), y).backward()
+                cross_entropy(model(x, on), y).backward()
                 optimizer.step(0.5)
             model.eval()
             with torch.no_grad():
                 for settings in (on, *[{s: v for s, v in on.items() if s != slot} for slot in self._slots]):
                     for x, y in self._validation:
-                        loss_of(model(x, settings), y).item()
+                        cross_entropy(model(x, settings), y).item()
             model.train()
         torch.set_num_threads(1)
 
 
-def interleaved(works: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, taken in turn after one warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in works}
+def time_interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each function; they take turns, and the first turn is a warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(repeats + 1):
-        for name, work in works.items():
+        for name, function in functions.items():
             started = time.perf_counter()
-            work()
+            function()
             if turn:
                 seconds[name].append(time.perf_counter() - started)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def measure(name: str, repeats: int) -> None:
@@ -140,20 +140,22 @@ def measure(name: str, repeats: int) -> None:
     env.reset(range(ENVS))
     batch, samples = config.environment.batch, ENVS * batches * config.environment.batch
 
-    def train(settings: PPOSettings) -> None:
-        def one(run: int) -> Tensor:
+    def train(settings: SeedSettings) -> None:
+        def train_run(run: int) -> Tensor:
             with env._runs[run]._thread():
                 env._runs[run]._train(StepPlan(settings, settings, (), batches), 0.5, 0.5)
             return torch.zeros(())
 
-        env._each(one)
+        env._map_envs(train_run)
 
     limits = {
-        f"limit: {nets} net(s) of {count} thread(s), batch {size}": Limit(config, env.data, samples, size, nets, count)
+        f"limit: {models} model(s), {count} thread(s) each, batch {size}": Limit(
+            config, env.data, samples, size, models, count
+        )
         for size in (batch, 2 * batch)
-        for nets, count in sorted({(1, CORES), (CORES, 1)})
+        for models, count in sorted({(1, CORES), (CORES, 1)})
     }
-    times = interleaved({"engine": partial(train, {}), **limits}, repeats)
+    times = time_interleaved({"engine": partial(train, {}), **limits}, repeats)
     best = min(limits, key=lambda limit: times[limit])
     print(f"{name}: host training at {times[best] / times['engine']:.2f} of the {best}")
 
@@ -164,21 +166,21 @@ def measure(name: str, repeats: int) -> None:
     on = {slot: SeedSetting(Mode.BLENDED, 1.0) for slot in slots}
 
     def step() -> None:
-        env._each(lambda run: env._runs[run].epoch(StepPlan(on, on, tuple(slots), batches), (0.5, 0.5)))
+        env._map_envs(lambda run: env._runs[run].train_and_measure(StepPlan(on, on, tuple(slots), batches), (0.5, 0.5)))
 
-    times = interleaved({"engine": step, "naive": Naive(config, env, slots, blueprint, CORES)}, repeats)
-    print(f"{name}: a whole step with three live seeds at {times['naive'] / times['engine']:.2f} x the naive way")
+    times = time_interleaved({"engine": step, "naive": Naive(config, env, slots, blueprint, CORES)}, repeats)
+    print(f"{name}: a whole step with three live seeds at {times['naive'] / times['engine']:.2f} x the naive speed")
     env.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ratios of the environment's speed.")
+    parser = argparse.ArgumentParser(description="The speed of the environment, as ratios.")
     parser.add_argument("--repeats", type=int, default=5)
-    chosen = parser.parse_args()
-    measure("CNN, batch 128", chosen.repeats)
+    arguments = parser.parse_args()
+    measure("CNN, batch 128", arguments.repeats)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"peak memory so far, {ENVS} environments of cifar_baseline, limits and naive hosts included: {peak:.2f} GB")
-    measure("GPT, batch 16", chosen.repeats)
+    print(f"peak memory so far: {peak:.2f} GB (cifar_baseline: {ENVS} environments, limit and naive hosts)")
+    measure("GPT, batch 16", arguments.repeats)
 
 
 if __name__ == "__main__":

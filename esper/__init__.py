@@ -9,7 +9,7 @@ from esper.renames import MODULES
 
 
 class _RenamedModules(MetaPathFinder):
-    """Names the present module where one of version 0.1 is imported."""
+    """Import hook: the error for a module of version 0.1 names the new module."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if name in MODULES:

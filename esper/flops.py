@@ -1,7 +1,7 @@
-"""What the parts of a network cost, in FLOPs per sample.
+"""Cost of layers, in FLOPs per sample.
 
-Products count two for each multiplication and its addition, as in torch's FlopCounterMode; what is done element by
-element, normalisations and embeddings count nothing.
+A multiply-add counts as two FLOPs, as in torch's FlopCounterMode. Element-wise operations, normalisations and
+embeddings count as zero.
 """
 
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one sample, forward and for the two gradients of the backward pass."""
+    """FLOPs of one sample: the forward pass and the two gradients of the backward pass."""
 
     forward: int = 0
-    input_grad: int = 0  # the gradient towards what comes in, which passes through to the layers before
-    weight_grad: int = 0  # the gradient towards the weights, which falls away where they are held fixed
+    input_grad: int = 0  # gradient of the input, which earlier layers need
+    weight_grad: int = 0  # gradient of the weights, not computed where they are frozen
 
     def __add__(self, other: "Flops") -> "Flops":
         return Flops(
@@ -22,37 +22,37 @@ class Flops:
 
     @property
     def frozen(self) -> int:
-        """Forward and backward where no weight is trained."""
+        """Forward and backward pass with frozen weights."""
         return self.forward + self.input_grad
 
     @property
     def total(self) -> int:
-        """Forward and backward."""
+        """Forward and backward pass."""
         return self.forward + self.input_grad + self.weight_grad
 
 
 def symmetric_flops(flops: int) -> Flops:
-    """Each gradient costs as much as the forward pass, as it does for every product of inputs and weights."""
+    """Each gradient costs as much as the forward pass, as for every product of inputs and weights."""
     return Flops(flops, flops, flops)
 
 
 def linear_flops(inputs: int, outputs: int, positions: int = 1) -> Flops:
-    """A linear layer, applied at so many positions."""
+    """A linear layer, applied at each of `positions`."""
     return symmetric_flops(2 * inputs * outputs * positions)
 
 
 def conv_flops(inputs: int, outputs: int, kernel: int, positions: int, groups: int = 1) -> Flops:
-    """A convolution with a square kernel; `positions` are the pixels it gives.
+    """A convolution with a square kernel; `positions` is the number of output pixels.
 
-    FlopCounterMode takes the weights' gradient of a grouped convolution for that of one without groups, so that it
-    counts it so many times; here it costs what the forward pass does.
+    FlopCounterMode ignores the groups in the weight gradient and so counts `groups` times too many FLOPs; here the
+    weight gradient costs as much as the forward pass.
     """
     return symmetric_flops(2 * (inputs // groups) * outputs * kernel**2 * positions)
 
 
 def attention_flops(channels: int, positions: int) -> Flops:
-    """The part of attention that has no weights: two products forward, and five backward, for fused kernels keep no
-    scores and make them anew. Causality saves nothing, as in FlopCounterMode.
+    """Scaled dot-product attention without its projections: two matrix products forward and five backward, because
+    fused kernels recompute the scores. A causal mask saves nothing, as in FlopCounterMode.
     """
     product = 2 * positions**2 * channels
     return Flops(forward=2 * product, input_grad=5 * product)

@@ -1,4 +1,4 @@
-"""Names of version 0.1 and what they are now: for one clear sentence, and for reading files of that version."""
+"""Names of version 0.1 and their new names: to name the new one in messages, and to read files of that version."""
 
 from fnmatch import fnmatchcase
 
@@ -10,7 +10,7 @@ MODULES = {
     "esper.comparison": "esper.evaluation",
     "esper.sweep": "esper.sweeps",
 }
-TARGETS = {  # of `_target_`
+TARGETS = {  # values of `_target_`
     "esper.controllers.Chance": "esper.controllers.RandomController",
     "esper.controllers.Nothing": "esper.controllers.NoGrowth",
     "esper.controllers.Schedule": "esper.controllers.ScheduleController",
@@ -26,7 +26,7 @@ TARGETS = {  # of `_target_`
     "esper.telemetry.Progress": "esper.telemetry.ProgressDisplay",
     "esper.telemetry.RoundRecords": "esper.telemetry.RoundWriter",
 }
-KEYS = {  # patterns of keys -> their last part now
+KEYS = {  # pattern of a configuration key -> new name of its last part
     "ppo.foretells": "value_target",
     "ppo.advantage_least": "advantage_min_std",
     "policy.least": "min_std",
@@ -60,16 +60,17 @@ KEYS = {  # patterns of keys -> their last part now
     "reward.terms.early_prune.age": "min_age",
 }
 OPTIONS = {("policy", "lstm_open"): "lstm_floors", ("ablation", "critic_of_rest"): "value_target_rest"}
+SUMMARY_KEYS = {"asked": "requested"}  # of summary.json
 
 
 def renamed_key(key: str) -> str | None:
-    """The present name of a configuration key; None if it has not been renamed."""
+    """The new name of a configuration key; None if it was not renamed."""
     new = next((new for old, new in KEYS.items() if fnmatchcase(key, old)), None)
     return None if new is None else f"{key.rpartition('.')[0]}.{new}"
 
 
 def renamed_override(override: str) -> str:
-    """An override as it is written now; unchanged where nothing in it has been renamed."""
+    """An override with its key and option renamed; unchanged if neither was renamed."""
     prefix = override[: len(override) - len(override.lstrip("+~"))]
     key, equals, value = override.removeprefix(prefix).partition("=")
     values = ",".join(OPTIONS.get((key, part), part) for part in value.split(",")) if equals else value

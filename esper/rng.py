@@ -1,4 +1,4 @@
-"""Randomness belongs to someone: every random stream is derived from (purpose, seed, index)."""
+"""Random generators: each random stream is derived from (purpose, random seed, index)."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,21 +8,21 @@ import torch
 
 
 def derive_seed(purpose: str, rng_seed: int, index: int = 0) -> int:
-    """A 63-bit seed for one purpose of one run; distinct triples give unrelated seeds."""
+    """A 63-bit random seed for one purpose; distinct (purpose, rng_seed, index) give independent random seeds."""
     digest = hashlib.blake2b(f"{purpose}/{rng_seed}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def make_generator(purpose: str, rng_seed: int, index: int = 0, device: torch.device | None = None) -> torch.Generator:
-    """A generator of its own for one purpose; draws from it disturb no other stream."""
+    """A separate generator for one purpose; sampling from it changes no other stream."""
     return torch.Generator(device=device or torch.device("cpu")).manual_seed(derive_seed(purpose, rng_seed, index))
 
 
 @contextmanager
 def seeded_init(rng_seed: int) -> Iterator[None]:
-    """Build modules inside: their initial weights follow from `seed`, and the global generator is left as it was.
+    """Context in which the initial weights of new modules follow from `rng_seed`; restores the global generator.
 
-    torch's initialisers draw from the process-wide CPU generator, so this belongs in the main thread only.
+    torch's initialisers draw from the process-wide CPU generator, so use this in the main thread only.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng_seed)

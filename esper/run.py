@@ -18,48 +18,49 @@ from esper.ppo import DivergedError, RankLostError
 from esper.sweeps import in_sweep, is_rank_zero, run_job, summarise_on_failure
 from esper.training import train
 
-WIDTH = 120  # columns of what is printed into a file
+FILE_WIDTH = 120  # columns, if the output is not a terminal
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")
 def main(config: DictConfig) -> float | None:
+    """Train a controller and return `optimized_metric` to the sweeper."""
     configure_process()
-    console = (
-        Console(quiet=not is_rank_zero()) if sys.stdout.isatty() else Console(width=WIDTH, quiet=not is_rank_zero())
-    )
-    running = HydraConfig.get()
-    directory = Path(running.runtime.output_dir)
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, quiet=not is_rank_zero())
+    hydra_config = HydraConfig.get()
+    directory, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
     if in_sweep():
-        overrides = list(running.overrides.task)
-        again = {True: overrides, False: None}
-        return run_job(config, directory, lambda each, begun: train(each, directory, console, again[begun]))
+        return run_job(
+            config, directory, lambda job, resume: train(job, directory, console, overrides if resume else None)
+        )
+    resumed = config.resume is not None
     try:
-        resumed = config.resume is not None
         if resumed:
-            config, changes = merge_overrides(config, directory, overrides=running.overrides.task)
+            config, changes = merge_overrides(config, directory, overrides=overrides)
             for change in changes:
                 console.print(f"changed     {change}", soft_wrap=True)
-        figures = train(config, directory, console, list(running.overrides.task) if resumed else None)
+        metrics = train(config, directory, console, overrides if resumed else None)
     except RankLostError as error:
-        sys.exit(f"{error}; go on with python -m esper.run resume={directory}")
+        sys.exit(f"{error}; resume with python -m esper.run resume={directory}")
     except (ValueError, DataError, DivergedError) as error:
         if not resumed:
             remove_empty_run(directory)
         sys.exit(str(error))
-    return figures.get(config.optimized_metric)
+    return metrics.get(config.optimized_metric)
 
 
 def configure_process() -> None:
-    torch.set_num_threads(1)  # environments run in threads of their own
+    """Set threads, log levels and warning filters."""
+    torch.set_num_threads(1)  # environments run in their own threads
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    observer = "lightning.fabric.strategies.launchers.subprocess_script"
-    logging.getLogger(observer).setLevel(logging.INFO)  # tells of a rank that died before it ends the others
-    warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning asks torch in a way that will go
-    warnings.filterwarnings("ignore", ".*sync_dist=True")  # ranks agree before they log
+    launcher = "lightning.fabric.strategies.launchers.subprocess_script"
+    logging.getLogger(launcher).setLevel(logging.INFO)  # logs which rank failed before it ends the others
+    warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning uses an API that torch deprecates
+    warnings.filterwarnings("ignore", ".*sync_dist=True")  # metrics are reduced over ranks before they are logged
 
 
 def cli() -> None:
+    """The command line: resolve `resume` and `debug`, then run the Hydra application."""
     try:
         check_renamed(sys.argv[1:])
         sys.argv[1:] = resume_arguments(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Sweeps: many runs from one command, of which each may fail, be skipped or go on by itself."""
+"""Sweeps: many runs from one command. Each job fails, is skipped or is resumed independently of the others."""
 
 import copy
 import json
@@ -22,9 +22,10 @@ from esper.config import module_exists, override_key
 from esper.data import DataError
 from esper.evaluation.training_runs import run_names
 from esper.ppo import DivergedError, RankLostError, world_size
+from esper.renames import SUMMARY_KEYS, renamed_override
 
-FAILED, SUMMARY, SWEEP = "failed.txt", "summary.json", "multirun.yaml"
-FREE = (  # keys, or groups of them, in which a sweep that goes on may differ: its jobs stay the same
+FAILED, SUMMARY, SWEEP_CONFIG = "failed.txt", "summary.json", "multirun.yaml"
+CHANGEABLE = (  # keys and groups that a resumed sweep may change, since its jobs remain the same
     "rounds",
     "decisions",
     "sweep.skip_completed",
@@ -38,122 +39,128 @@ RunMetrics = Mapping[str, float]
 
 
 def in_sweep() -> bool:
-    """Whether this process plays one job of a sweep."""
+    """Whether this process runs a job of a sweep."""
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def is_rank_zero() -> bool:
-    """Whether this is the one process of a distributed run that prints and writes."""
-    world_size = [os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ]
-    return not world_size or int(world_size[0]) == 0
+    """Whether this is the only process of a distributed run that prints and writes."""
+    ranks = [os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ]
+    return not ranks or int(ranks[0]) == 0
 
 
-def print_rank_zero(words: str) -> None:
+def print_rank_zero(text: str) -> None:
     if is_rank_zero():
-        print(words)
+        print(text)
 
 
 def run_job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bool], RunMetrics]) -> float | None:
-    """One run of a sweep; what it came to by `optimized_metric`, or None if it failed.
+    """Run one job of a sweep and return its `optimized_metric`, or None if it failed.
 
-    `train` is given the configuration and whether it goes on from a checkpoint. Whatever goes wrong is written down,
-    to be told at the end of the sweep; the other jobs go on, unless one rank of several has
-    failed, which the others would wait for.
+    `train` takes the configuration and whether to resume from a checkpoint. An error is written to the job's directory
+    and printed in the summary of the sweep; the other jobs continue. If only one of several ranks fails, the process
+    ends, since the other ranks would wait for it.
     """
     if is_rank_zero():
         (directory / FAILED).unlink(missing_ok=True)
     try:
         check_single_process(config, HydraConfig.get().launcher)
-        figures = completed_metrics(config, directory) if config.sweep.skip_completed else None
-        if figures is not None:
+        metrics = completed_metrics(config, directory) if config.sweep.skip_completed else None
+        if metrics is not None:
             print_rank_zero(f"{directory}: finished already")
         else:
-            begun = config.sweep.skip_completed and (directory / "checkpoints").is_dir()
+            resume = config.sweep.skip_completed and (directory / "checkpoints").is_dir()
             if is_rank_zero():
-                (directory / SUMMARY).unlink(missing_ok=True)  # of what is played anew
-            figures = train(share_cores(config, HydraConfig.get().launcher), begun)
+                (directory / SUMMARY).unlink(missing_ok=True)  # of an earlier run in this directory
+            metrics = train(share_cores(config, HydraConfig.get().launcher), resume)
     except (Exception, SystemExit) as error:
-        agreed = isinstance(error, ValueError | SystemExit | DataError | DivergedError)  # which all ranks meet
-        why = write_failure(error, directory, plain=agreed or isinstance(error, RankLostError))
+        on_all_ranks = isinstance(error, ValueError | SystemExit | DataError | DivergedError)
+        reason = write_failure(error, directory, plain=on_all_ranks or isinstance(error, RankLostError))
         if is_rank_zero():
-            print(f"{directory}: failed: {why}", file=sys.stderr)
-        if world_size() > 1 and not agreed:
-            sys.exit(why)
+            print(f"{directory}: failed: {reason}", file=sys.stderr)
+        if world_size() > 1 and not on_all_ranks:
+            sys.exit(reason)
         return None
-    return figures.get(config.optimized_metric)
+    return metrics.get(config.optimized_metric)
 
 
 def write_failure(error: BaseException, directory: Path, plain: bool) -> str:
-    """Leave in a directory why its job failed, and where unless that is a `plain` sentence; gives the sentence."""
-    why = " ".join((f"{error}" if plain else f"{type(error).__name__}: {error}").split())
-    where = "" if plain else "\n" + "".join(traceback.format_exception(error))
+    """Write why a job failed into its directory and return the reason as one line.
+
+    A `plain` error is a sentence for the user; others are written with type and traceback.
+    """
+    reason = " ".join((f"{error}" if plain else f"{type(error).__name__}: {error}").split())
+    trace = "" if plain else "\n" + "".join(traceback.format_exception(error))
     if is_rank_zero():
-        (directory / FAILED).write_text(f"{why}\n{where}", encoding="utf-8")
-    return why
+        (directory / FAILED).write_text(f"{reason}\n{trace}", encoding="utf-8")
+    return reason
 
 
 def completed_metrics(config: DictConfig, directory: Path) -> RunMetrics | None:
-    """The figures of a run that has played all it is asked for; None if it has not."""
+    """The metrics of a run that has its requested length; None if it has not."""
     try:
-        found = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # none, or one that was cut off
-    if not isinstance(found, dict):
+        return None  # missing or truncated
+    if not isinstance(summary, dict):
         return None
-    return (
-        found if found.get("requested") == requested_length(config) or found.get("rounds", 0) >= config.rounds else None
-    )
+    metrics = {SUMMARY_KEYS.get(str(key), str(key)): value for key, value in summary.items()}
+    is_complete = metrics.get("requested") == requested_length(config) or metrics.get("rounds", 0) >= config.rounds
+    return metrics if is_complete else None
 
 
 def requested_length(config: DictConfig) -> dict[str, int | None]:
-    """How long a run is meant to be."""
+    """The length of a run by its configuration."""
     return {"rounds": config.rounds, "decisions": config.decisions}
 
 
 def check_same_sweep(directory: Path, config: DictConfig) -> None:
-    """Refuse to go on in the directory of another sweep, whose runs would be taken for this one's."""
-    found = read_yaml(directory / SWEEP)
-    if found is None:
+    """Refuse the directory of another sweep, whose jobs would be taken for those of this one."""
+    saved = read_yaml(directory / SWEEP_CONFIG)
+    if saved is None:
         return
-    before, now = sweep_overrides(found.hydra), sweep_overrides(config.hydra)
+    before, now = sweep_overrides(saved.hydra), sweep_overrides(config.hydra)
     if before != now:
         changed = ", ".join(sorted(before ^ now))
-        raise ValueError(f"hydra.sweep.dir={directory}: holds another sweep, differing in {changed}; choose another.")
+        raise ValueError(
+            f"hydra.sweep.dir={directory}: has another sweep, which differs in {changed}; choose another directory."
+        )
 
 
 def sweep_overrides(hydra: DictConfig) -> set[str]:
-    """What makes a sweep: all that was typed, and what a ready sweep goes over."""
+    """The overrides that define a sweep: those of the command line, and the parameters of a `+sweep=` preset."""
     typed = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    ready = OmegaConf.select(hydra, "sweeper.params") or {}
-    every = [*(typed if isinstance(typed, list) else []), *(f"{key}={value}" for key, value in ready.items())]
-    return {str(override) for override in every if not override_key(str(override)).startswith(FREE)}
+    params = OmegaConf.select(hydra, "sweeper.params") or {}
+    both = [*(typed if isinstance(typed, list) else []), *(f"{key}={value}" for key, value in params.items())]
+    overrides = [renamed_override(str(override)) for override in both]
+    return {override for override in overrides if not override_key(override).startswith(CHANGEABLE)}
 
 
 def check_single_process(config: DictConfig, launcher: DictConfig) -> None:
-    """Refuse several processes in a job where jobs themselves are processes of a pool."""
+    """Refuse jobs of several processes under joblib, where each job is a process of a pool."""
     devices = config.trainer.devices
     several = (len(devices) if isinstance(devices, ListConfig) else devices) != 1 or config.trainer.num_nodes != 1
     if several and "joblib" in launcher._target_:
         raise ValueError(
-            f"trainer.devices={devices}: the joblib launcher runs jobs of one process each; use the "
-            "basic launcher or submitit."
+            f"trainer.devices={devices}, trainer.num_nodes={config.trainer.num_nodes}: must both be 1 for the joblib "
+            "launcher, whose jobs have one process each; use the basic launcher or submitit."
         )
 
 
 def check_launcher_installed(plugin: str) -> None:
-    """Refuse a launcher whose package is not there."""
+    """Refuse a launcher whose package is not installed."""
     package, _, _ = plugin.rpartition(".")
     if not module_exists(package):
-        raise ValueError(f"hydra/launcher: {package} is not installed; pip install 'esper[sweep]' brings it.")
+        raise ValueError(f"hydra/launcher: {package} is not installed; pip install 'esper[sweep]' installs it.")
 
 
 def share_cores(config: DictConfig, launcher: DictConfig) -> DictConfig:
-    """`config`, with the cores of this machine shared among the jobs that run beside each other."""
-    parallel_jobs, given = launcher.get("n_jobs", 1), launcher.get("cpus_per_task")
-    if config.environment.get("threads", 1) is not None or (parallel_jobs == 1 and given is None):
+    """`config` with the number of threads set to this job's share of the cores, if jobs run in parallel."""
+    parallel_jobs, cores_per_job = launcher.get("n_jobs", 1), launcher.get("cpus_per_task")
+    if config.environment.get("threads", 1) is not None or (parallel_jobs == 1 and cores_per_job is None):
         return config
     cores = os.cpu_count() or 1
-    share = given or max(1, cores // (cores if parallel_jobs < 0 else parallel_jobs))
+    share = cores_per_job or max(1, cores // (cores if parallel_jobs < 0 else parallel_jobs))
     changed = copy.deepcopy(config)
     with open_dict(changed):
         changed.environment.threads = share
@@ -161,9 +168,9 @@ def share_cores(config: DictConfig, launcher: DictConfig) -> DictConfig:
 
 
 class SweepCallback(Callback):
-    """Refuses a sweep that cannot work before it begins, and tells at its end what became of its jobs."""
+    """Hydra callback: refuses a sweep that cannot run before it begins, and prints a summary of its jobs at the end."""
 
-    begun: ClassVar[Path | None] = None  # directory of the sweep that this process is in
+    current: ClassVar[Path | None] = None  # directory of the sweep that runs in this process
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         if not is_rank_zero():
@@ -177,32 +184,35 @@ class SweepCallback(Callback):
             sys.exit(str(error))
         directory.mkdir(parents=True, exist_ok=True)
         (directory / FAILED).unlink(missing_ok=True)
-        OmegaConf.save(config, directory / SWEEP)  # not every sweeper does
-        SweepCallback.begun = directory
+        OmegaConf.save(config, directory / SWEEP_CONFIG)  # not every sweeper writes it
+        SweepCallback.current = directory
         if "hydra.sweep.dir" not in map(override_key, sys.argv):
             quoted = str(directory).replace("'", "\\'")
-            sys.argv.append(f"hydra.sweep.dir='{quoted}'")  # other ranks are started with the same words, but later
+            sys.argv.append(f"hydra.sweep.dir='{quoted}'")  # other ranks start later, with these arguments
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        SweepCallback.begun = None
+        SweepCallback.current = None
         if is_rank_zero() and print_sweep_summary(Path(config.hydra.sweep.dir)):
             sys.exit(1)
 
 
 def failure_reason(job: Path) -> str | None:
-    """Why a job failed, in one line; None if it did not."""
+    """Why a job failed, as one line; None if it did not fail."""
     if (job / FAILED).is_file():
         return (job / FAILED).read_text(encoding="utf-8").partition("\n")[0]
-    return None if (job / SUMMARY).is_file() else "it was killed, or still runs"
+    return None if (job / SUMMARY).is_file() else "it was killed or is still running"
 
 
 def print_sweep_summary(directory: Path) -> bool:
-    """Print what became of the jobs of a sweep; whether any failed."""
+    """Print how many jobs of a sweep finished, which failed and why; returns whether any failed."""
     jobs = [job for job in list_runs(directory) if job != directory]
-    known = [(str(job), read_overrides(job)) for job in jobs]
-    names = run_names(known) if len(known) > 1 else [" ".join(overrides) for _, overrides in known]
-    failed = [f"  {job.relative_to(directory)} failed ({name}): {why}"
-              for job, name in zip(jobs, names, strict=True) if (why := failure_reason(job)) is not None]  # fmt: skip
+    typed = [(str(job), read_overrides(job)) for job in jobs]
+    names = run_names(typed) if len(typed) > 1 else [" ".join(overrides) for _, overrides in typed]
+    failed = [
+        f"  {job.relative_to(directory)} failed ({name}): {reason}"
+        for job, name in zip(jobs, names, strict=True)
+        if (reason := failure_reason(job)) is not None
+    ]
     print(f"{len(jobs) - len(failed)} of {len(jobs)} jobs finished", *failed, sep="\n")
     print(f"next:\n  python -m esper.report {directory}")
     if failed:
@@ -212,16 +222,16 @@ def print_sweep_summary(directory: Path) -> bool:
 
 @contextmanager
 def summarise_on_failure() -> Iterator[None]:
-    """Whatever goes wrong with a sweep inside, or stops it, what became of its jobs is printed."""
+    """Print the summary of a sweep that an error or a signal ends early."""
     try:
         yield
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        directory, SweepCallback.begun = SweepCallback.begun, None
+        directory, SweepCallback.current = SweepCallback.current, None
         if directory is None or not is_rank_zero() or not any(job != directory for job in list_runs(directory)):
             raise
         sys.stdout.flush()
         print_sweep_summary(directory)
         if isinstance(error, SystemExit | KeyboardInterrupt | HydraException | OmegaConfBaseException):
             raise
-        first, _, _ = write_failure(error, directory, plain=False).partition(". ")
-        sys.exit(f"the sweep ended early: {first} ({directory / FAILED} has more).")
+        reason, _, _ = write_failure(error, directory, plain=False).partition(". ")
+        sys.exit(f"the sweep ended early: {reason} ({directory / FAILED} has the traceback).")

@@ -1,4 +1,4 @@
-"""One training run: built from its configuration, fitted, summarised."""
+"""Build, fit and summarise one training run."""
 
 import json
 import math
@@ -46,19 +46,19 @@ from esper.rng import derive_seed, seeded_init
 from esper.sweeps import SUMMARY, in_sweep, is_rank_zero, requested_length
 from esper.telemetry import DetailWindow, EpisodeBuffer, ProgressDisplay, RoundWriter, draw_rounds, summary_table
 
-PATIENCE = 1.0  # seconds after which a second signal is meant as one
-SHARE = 0.1  # of all rounds, that the first and the last are taken over in the summary
+REPEAT_SECONDS = 1.0  # process managers often send a signal twice; a later one means to stop at once
+SUMMARY_SHARE = 0.1  # of all rounds: the first and the last ones that the summary averages over
 
 
-def build_module(config: DictConfig, world: VectorEnv) -> PPO:
-    """The learner, its first weights following from the seed."""
+def build_module(config: DictConfig, env: VectorEnv) -> PPO:
+    """The LightningModule; the policy's first weights are derived from `seed`."""
     with seeded_init(derive_seed("policy", config.seed)):
-        policy = build(config.policy, layout=world.layout, _partial_=False)
+        policy = build(config.policy, layout=env.layout, _partial_=False)
     return PPO(policy, build(config.ppo), config.seed)
 
 
-def build_callbacks(config: DictConfig, directory: Path, console: Console, world: VectorEnv) -> list[Callback]:
-    """Those that are switched on, each given what it asks for of what a run has to offer."""
+def build_callbacks(config: DictConfig, directory: Path, console: Console, env: VectorEnv) -> list[Callback]:
+    """The callbacks that are switched on; each gets those of the offered objects that its signature has."""
     offers = {
         "directory": directory,
         "console": console,
@@ -66,26 +66,28 @@ def build_callbacks(config: DictConfig, directory: Path, console: Console, world
         "decisions": config.decisions,
         "settings": {**chosen_options(), **flatten(config)},
         "attention": DetailWindow(),
-        "episodes": EpisodeBuffer(world) if isinstance(world, Environment) else None,
+        "episodes": EpisodeBuffer(env) if isinstance(env, Environment) else None,
     }
-    places = {"checkpoints": {**offers, "directory": directory / "checkpoints"}}
-    chosen = {name: node for name, node in config.callbacks.items() if node is not None}
-    return [build_with(node, **places.get(str(name), offers)) for name, node in chosen.items()]
+    special = {"checkpoints": {**offers, "directory": directory / "checkpoints"}}
+    enabled = {name: node for name, node in config.callbacks.items() if node is not None}
+    return [build_with(node, **special.get(str(name), offers)) for name, node in enabled.items()]
 
 
 def round_listeners(callbacks: Sequence[Callback]) -> list[RoundListener]:
-    """Callbacks that watch rounds, and whatever gathers episodes for them."""
-    buffers = {id(g): g for g in (getattr(callback, "episode_buffer", None) for callback in callbacks) if g is not None}
+    """The listeners of rounds: the episode buffers of the callbacks, and the progress display."""
+    found = (getattr(callback, "episode_buffer", None) for callback in callbacks)
+    buffers = {id(buffer): buffer for buffer in found if buffer is not None}
     return [*buffers.values(), *[callback for callback in callbacks if isinstance(callback, ProgressDisplay)]]
 
 
 def build_trainer(config: DictConfig, directory: Path, callbacks: list[Callback], done: Counters) -> Trainer:
+    """The Trainer, with its progress set to the rounds that are done."""
     loggers = []
     for node in config.logger.values():
         changes: dict[str, object] = {}
         if done.rounds and "TensorBoard" in node._target_:
             changes = {"purge_step": done.decisions + 1}
-        elif done.rounds and "CSV" in node._target_:  # which would begin its file anew
+        elif done.rounds and "CSV" in node._target_:  # it would overwrite its file
             changes = {"version": f"from_round_{done.rounds}"}
         loggers.append(build(node, save_dir=str(directory), _partial_=False, **changes))
     offers = {"directory": directory, "dirpath": str(directory), "device": torch.device(config.device)}
@@ -100,7 +102,7 @@ def build_trainer(config: DictConfig, directory: Path, callbacks: list[Callback]
         default_root_dir=str(directory),
         _partial_=False,
     )
-    progress = trainer.fit_loop.epoch_progress  # rounds are Lightning's epochs
+    progress = trainer.fit_loop.epoch_progress  # one round is one Lightning epoch
     fields = vars(progress.total)
     progress.load_state_dict({"total": fields, "current": dict.fromkeys(fields, done.rounds)})
     return trainer
@@ -109,35 +111,35 @@ def build_trainer(config: DictConfig, directory: Path, callbacks: list[Callback]
 def train(
     config: DictConfig, directory: Path, console: Console, resumed: Sequence[str] | None = None
 ) -> dict[str, float]:
-    """Play and learn; checkpoints, figures and pictures go into `directory`. Gives the last figures.
+    """Train a controller and return its last metrics; checkpoints, metrics and plots are written into `directory`.
 
-    `resumed` are all overrides of a run that goes on; None begins one.
+    `resumed` has all overrides of a resumed run; None starts a new one.
     """
     check_training_config(config)
-    world = build_vector_env(config)
-    module = build_module(config, world)
+    env = build_vector_env(config)
+    module = build_module(config, env)
     saved: Mapping[str, Any] = {}
     last = directory / "checkpoints" / LAST
     if resumed is not None and last.exists():
         saved = restore_module(module, last)
         restore_metrics(module, directory)
         if config.rounds < module.counters.rounds:
-            raise ValueError(f"rounds={config.rounds}: {module.counters.rounds} are done already.")
+            raise ValueError(f"rounds={config.rounds}: must be at least {module.counters.rounds}, the rounds done.")
     elif start := config.get("start"):
         module.start_cost = load_start_weights(start, module.policy)
     if resumed is not None and is_rank_zero():
         save_config(config, directory, resumed)
-    callbacks = build_callbacks(config, directory, console, world)
+    callbacks = build_callbacks(config, directory, console, env)
     for callback in callbacks:
         if callback.state_key in saved:
             callback.load_state_dict(saved[callback.state_key])
     trainer = build_trainer(config, directory, callbacks, module.counters)
     collector = build(
-        config.collector, environment=world, run_seed=config.seed, budget=config.decisions,
+        config.collector, environment=env, run_seed=config.seed, budget=config.decisions,
         listeners=round_listeners(callbacks), _partial_=False,
     )  # fmt: skip
     last.parent.mkdir(parents=True, exist_ok=True)
-    print_header(config, directory, console, world, module)
+    print_header(config, directory, console, env, module)
     started = time.perf_counter()
     try:
         with stop_on_signals(collector), detect_lost_rank():
@@ -147,21 +149,21 @@ def train(
                 trainer.validate(module, datamodule=collector, verbose=False)
     except (StoppedError, SIGTERMException) as stop:
         reason = str(stop) or "SIGTERM"
-        console.print(f"stopped by {reason} after round {module.counters.rounds}; go on with")
-        what = f"-m resume={HydraConfig.get().sweep.dir}" if in_sweep() else f"resume={directory}"
-        console.print(f"  python -m esper.run {what}", soft_wrap=True)
+        console.print(f"stopped by {reason} after round {module.counters.rounds}; resume with")
+        arguments = f"-m resume={HydraConfig.get().sweep.dir}" if in_sweep() else f"resume={directory}"
+        console.print(f"  python -m esper.run {arguments}", soft_wrap=True)
         if in_sweep():
-            raise KeyboardInterrupt from None  # the jobs that wait are not meant to begin
+            raise KeyboardInterrupt from None  # later jobs must not begin
         return module.latest_metrics
     finally:
-        world.close()
+        env.close()
     if trainer.is_global_zero:
         finish_run(config, directory, console, module, time.perf_counter() - started)
     return module.latest_metrics
 
 
 def restore_metrics(module: PPO, directory: Path) -> None:
-    """The figures of the last round that a resumed run has behind it."""
+    """Restore the metrics of a resumed run's last round from rounds.jsonl."""
     for line in RoundWriter(directory).lines():
         if line["round"] == module.counters.rounds:
             numbers = {name: value for name, value in line.items() if "/" in name and value is not None}
@@ -172,23 +174,20 @@ def restore_metrics(module: PPO, directory: Path) -> None:
 
 @contextmanager
 def stop_on_signals(collector: Collector) -> Iterator[None]:
-    """SIGINT and SIGTERM let the run stop where nothing is half done; a second one, later, ends it at once.
-
-    What stops a group of processes often sends its signal twice in the same moment.
-    """
-    requested_length = float("inf")
+    """Stop a run after its current step on SIGINT or SIGTERM; a second signal, after a moment, stops it at once."""
+    first_signal = float("inf")
 
     def request_stop(number: int, frame: object) -> None:
-        nonlocal requested_length
-        if time.monotonic() > requested_length + PATIENCE:
+        nonlocal first_signal
+        if time.monotonic() > first_signal + REPEAT_SECONDS:
             raise KeyboardInterrupt
-        requested_length = min(requested_length, time.monotonic())
+        first_signal = min(first_signal, time.monotonic())
         collector.stop_reason = signal.Signals(number).name
 
-    wanted = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    old = {number: signal.getsignal(number) for number in wanted}
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    old = {number: signal.getsignal(number) for number in numbers}
     for number, handler in old.items():
-        if handler is not signal.SIG_IGN:  # of a job in the background, which Ctrl-C is not meant for
+        if handler is not signal.SIG_IGN:  # background jobs of a shell ignore Ctrl-C
             signal.signal(number, request_stop)
     try:
         yield
@@ -197,36 +196,37 @@ def stop_on_signals(collector: Collector) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def print_header(config: DictConfig, directory: Path, console: Console, world: VectorEnv, module: PPO) -> None:
+def print_header(config: DictConfig, directory: Path, console: Console, env: VectorEnv, module: PPO) -> None:
+    """Print directory, devices, data, policy and length of a run."""
     done = module.counters.rounds
     parameters = sum(parameter.numel() for parameter in module.policy.parameters())
-    steps = f"{world.envs} episodes of {world.steps} steps"
+    round_length = f"{env.envs} episodes of {env.steps} steps"
     console.print(f"run         {directory}", soft_wrap=True)
     console.print(f"device      {config.device} for hosts, {config.trainer.accelerator} for the policy")
-    console.print(f"data        {world.name}")
-    begun = f"; begins with what {config.start} has learned" if module.start_cost and not done else ""
-    console.print(f"policy      {parameters:,} parameters; heads {', '.join(world.layout.head_names)}{begun}")
-    until = "" if config.decisions is None else f", or {config.decisions:,} decisions"
-    behind = f" ({done} done)" if done else ""
-    console.print(f"rounds      {config.rounds - done} to come{behind}, each of {steps}{until}")
+    console.print(f"data        {env.name}")
+    start = f"; starts with the weights of {config.start}" if module.start_cost and not done else ""
+    console.print(f"policy      {parameters:,} parameters; heads {', '.join(env.layout.head_names)}{start}")
+    limit = "" if config.decisions is None else f", at most {config.decisions:,} decisions in all"
+    finished = f" ({done} done)" if done else ""
+    console.print(f"rounds      {config.rounds - done} to come{finished}, each of {round_length}{limit}")
     console.print(f"to watch    tensorboard --logdir {directory}", soft_wrap=True)
 
 
 def finish_run(config: DictConfig, directory: Path, console: Console, module: PPO, seconds: float) -> None:
-    """Table, picture, and what to type next."""
+    """Print the summary table and the next commands; write summary.json and rounds.png."""
     held_out = {name: value for name, value in module.latest_metrics.items() if name.startswith("validation/")}
     records = RoundWriter(directory)
     if any(line["round"] == module.counters.rounds for line in records.lines()):
         rounds = records.amend(held_out)
-        console.print(summary_table(rounds, held_out, SHARE))
+        console.print(summary_table(rounds, held_out, SUMMARY_SHARE))
         draw_rounds(rounds, f"{config.name}, seed {config.seed}", directory / "rounds.png")
-    figures = {name: value if math.isfinite(value) else None for name, value in module.latest_metrics.items()}
-    summary = {**asdict(module.counters), "requested": requested_length(config), "seconds": seconds, **figures}
+    metrics = {name: value if math.isfinite(value) else None for name, value in module.latest_metrics.items()}
+    summary = {**asdict(module.counters), "requested": requested_length(config), "seconds": seconds, **metrics}
     unfinished = directory / "summary.part"
     unfinished.write_text(json.dumps(summary, indent=2, allow_nan=False))
     unfinished.replace(directory / SUMMARY)
-    left = [name for name in ("rounds.png", "rounds.jsonl", "summary.json") if (directory / name).exists()]
-    console.print(f"{directory}/{', '.join(left)}", soft_wrap=True)
+    files = [name for name in ("rounds.png", "rounds.jsonl", SUMMARY) if (directory / name).exists()]
+    console.print(f"{directory}/{', '.join(files)}", soft_wrap=True)
     console.print("next:")
     console.print(f"  tensorboard --logdir {directory}", soft_wrap=True)
     longer = f"rounds={2 * config.rounds}" if config.decisions is None else f"decisions={2 * config.decisions}"

@@ -1,9 +1,9 @@
-"""Grow a host by hand: train it, graft a seed, train the seed behind it, blend it in, keep it.
+"""Grow a host by hand: train it, graft a seed, train the seed in isolation, blend it in, fossilise it.
 
     python examples/grow_by_hand.py                          CIFAR-10, about a minute on one core
     python examples/grow_by_hand.py --data synthetic_images  nothing is downloaded
 
-The same host, on the same batches, is trained a second time without the seed.
+For comparison, the same host trains on the same batches without a seed first.
 """
 
 import argparse
@@ -31,52 +31,54 @@ def measure(model: GrowingHost, data: Data, settings: SeedSettings, split: str =
     return 100 * hits / data.size(split)
 
 
-def action(space: ActionSpace, **names: str) -> Tensor:
-    """One environment's action from the names of its options; heads that are not named do not matter."""
-    options = [head.options.index(names.get(head.name, head.options[0])) for head in space.heads]
-    return torch.tensor([options])
+def make_action(space: ActionSpace, **names: str) -> Tensor:
+    """An action for one environment from the option of each head, by name; other heads take their first option."""
+    indices = [head.options.index(names.get(head.name, head.options[0])) for head in space.heads]
+    return torch.tensor([indices])
 
 
-def run(chosen: argparse.Namespace, data: Data, grow: bool) -> None:
-    with seeded_init(derive_seed("weights", chosen.seed)):
-        host = load_preset(f"host/{chosen.host}")
-    host.slot(chosen.slot)  # these two say so if there is none of that name
-    blueprint(host.topology, chosen.blueprint)
+def run(options: argparse.Namespace, data: Data, grow: bool) -> None:
+    """Train one host, with or without a seed, and print a line per step."""
+    with seeded_init(derive_seed("weights", options.seed)):
+        host = load_preset(f"host/{options.host}")
+    host.slot(options.slot)  # raises if the host has no such slot
+    blueprint(host.topology, options.blueprint)  # raises if there is no such blueprint
     model = GrowingHost(host, coadapt=True)
     optimizer = load_preset("optimizer/sgd", model=model)
-    stream = data.stream(64, make_generator("data", chosen.seed))
+    stream = data.stream(64, make_generator("data", options.seed))
     names = tuple(slot.name for slot in host.slots)
     space = load_preset("actions/core", slots=names, blueprints=tuple(blueprints(host.topology)))
-    rules = load_preset("lifecycle/default", steps=chosen.steps)
-    slots, column = Slots.empty(1, len(names)), names.index(chosen.slot)
-    seed = {"slot": chosen.slot, "blueprint": chosen.blueprint, "blend": chosen.blend}
-    timed = {chosen.germinate: "GERMINATE", chosen.fossilize: "FOSSILIZE"} if grow else {}
+    rules = load_preset("lifecycle/default", steps=options.steps)
+    slots, column = Slots.empty(1, len(names)), names.index(options.slot)
+    seed = {"slot": options.slot, "blueprint": options.blueprint, "blend": options.blend}
+    ops_by_step = {options.germinate: "GERMINATE", options.fossilize: "FOSSILIZE"} if grow else {}
 
-    print(
-        f"\n{chosen.host} on {data.name}, {'with a seed' if grow else 'alone'}: {count_parameters(host):,} parameters"
-    )
+    variant = "with a seed" if grow else "without a seed"
+    print(f"\n{options.host} on {data.name}, {variant}: {count_parameters(host):,} parameters")
     print("batches  stage       alpha  seed's loss - host's loss  accuracy  without the seed")
-    for step in range(chosen.steps):
-        slots, events = apply(slots, action(space, op=timed.get(step, "WAIT"), **seed), space, rules)
+    for step in range(options.steps):
+        slots, events = apply(slots, make_action(space, op=ops_by_step.get(step, "WAIT"), **seed), space, rules)
         if events.into(Stage.GERMINATED)[0, column]:
-            model.graft(chosen.slot, chosen.blueprint, Blend[chosen.blend], rng_seed=derive_seed("seed", chosen.seed))
-            optimizer.add(chosen.slot)
+            model.graft(
+                options.slot, options.blueprint, Blend[options.blend], rng_seed=derive_seed("seed", options.seed)
+            )
+            optimizer.add(options.slot)
         settings = seed_settings(slots, 0, names)
-        promise = []
-        for batch in range(chosen.batches):
+        differences = []
+        for batch in range(options.batches):
             x, y = stream.next()
-            loss, behind = model.losses(x, settings, partial(F.cross_entropy, target=y))
-            torch.stack([loss, *behind.values()]).sum().backward()
-            optimizer.step((step + batch / chosen.batches) / chosen.steps)
-            promise += [(own - loss).item() for own in behind.values()]
+            loss, isolated = model.losses(x, settings, partial(F.cross_entropy, target=y))
+            torch.stack([loss, *isolated.values()]).sum().backward()
+            optimizer.step((step + batch / options.batches) / options.steps)
+            differences += [(seed_loss - loss).item() for seed_loss in isolated.values()]
         accuracy = measure(model, data, settings)
-        blended = slots.alpha[0, column] > 0
-        without = measure(model, data, {}) if blended else float("nan")
-        shown = Stage(int(slots.stage[0, column])).name
+        is_blended = slots.alpha[0, column] > 0
+        without = measure(model, data, {}) if is_blended else float("nan")
+        stage = Stage(int(slots.stage[0, column])).name
         print(
-            f"{(step + 1) * chosen.batches:>7}  {shown:<10}  {slots.alpha[0, column]:>5.2f}  "
-            f"{f'{sum(promise) / len(promise):+.3f}' if promise else '-':>25}  {accuracy:>7.1f}%  "
-            f"{f'{without:>6.1f}%' if blended else '-':>16}"
+            f"{(step + 1) * options.batches:>7}  {stage:<10}  {slots.alpha[0, column]:>5.2f}  "
+            f"{f'{sum(differences) / len(differences):+.3f}' if differences else '-':>25}  {accuracy:>7.1f}%  "
+            f"{f'{without:>6.1f}%' if is_blended else '-':>16}"
         )
         contribution = torch.full_like(slots.alpha, torch.nan)
         contribution[0, column] = accuracy - without
@@ -93,17 +95,17 @@ def main() -> None:
     parser.add_argument("--slot", default="block2")
     parser.add_argument("--blueprint", default="conv_light")
     parser.add_argument("--blend", default="ADD", choices=[blend.name for blend in Blend])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batches", type=int, default=50, help="batches of 64 in a step")
-    parser.add_argument("--germinate", type=int, default=6, help="the step at which the seed germinates")
-    parser.add_argument("--fossilize", type=int, default=13, help="the step at which it is kept for good")
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=20, help="steps of the episode")
+    parser.add_argument("--batches", type=int, default=50, help="batches of 64 per step")
+    parser.add_argument("--germinate", type=int, default=6, help="step at which the seed germinates")
+    parser.add_argument("--fossilize", type=int, default=13, help="step at which the seed is fossilised")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of weights and batches")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        data = load_preset(f"data/{chosen.data}")
+        data = load_preset(f"data/{options.data}")
         for grow in (False, True):
-            run(chosen, data, grow)
+            run(options, data, grow)
     except (DataError, ValueError) as error:
         raise SystemExit(str(error)) from None
 

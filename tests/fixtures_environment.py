@@ -1,4 +1,4 @@
-"""A small environment for the tests, built from the shipped configuration."""
+"""A small environment, built from conf/ with overrides."""
 
 from functools import cache
 from typing import Any
@@ -22,11 +22,12 @@ SMALL_TEXT = (
 
 @cache
 def config(*overrides: str) -> DictConfig:
-    """The evaluation's configuration in small."""
+    """The configuration of esper.evaluate for a small environment on synthetic images."""
     return compose_config("evaluate", [*SMALL, *overrides])
 
 
 def text_config(*overrides: str) -> DictConfig:
+    """The same on synthetic stories."""
     images = [override for override in SMALL if not override.startswith("data")]
     return compose_config("evaluate", [*images, *SMALL_TEXT, *overrides])
 

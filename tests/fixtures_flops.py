@@ -1,4 +1,4 @@
-"""torch's count of FLOPs, taught that the CPU has fused attention too."""
+"""torch's FlopCounterMode, extended by the fused attention of the CPU."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What hosts and seeds state they cost is what torch counts; where torch counts otherwise, the test says why."""
+"""The stated FLOPs of hosts and seeds match torch's FlopCounterMode; comments explain the exceptions."""
 
 from collections.abc import Callable
 
@@ -27,8 +27,8 @@ SEEDS = [
 ]
 
 
-def counted(run: Callable[..., Tensor], *arguments: object) -> tuple[int, int]:
-    """FLOPs by torch's count: forward, and backward where there is anything to go back to."""
+def count_flops(run: Callable[..., Tensor], *arguments: object) -> tuple[int, int]:
+    """FLOPs by torch's count: forward, and backward if the output requires a gradient."""
     with counter() as count:
         out = run(*arguments)
         forward = count.get_total_flops()
@@ -37,54 +37,56 @@ def counted(run: Callable[..., Tensor], *arguments: object) -> tuple[int, int]:
     return forward, count.get_total_flops() - forward
 
 
-def on_meta(preset: str) -> tuple[Host, Tensor]:
-    """A host in full size without its weights, and a sample for it."""
+def make_meta_host(preset: str) -> tuple[Host, Tensor]:
+    """A host on the meta device, and a sample for it."""
     with torch.device("meta"):
         host = load_preset(f"host/{preset}")
         if isinstance(host, GPTHost):
             return host, torch.zeros(1, host.block_size, dtype=torch.long)
-        return host.eval(), torch.zeros(1, 3, 32, 32)  # BatchNorm does not train on the one value of cifar_colour
+        return host.eval(), torch.zeros(1, 3, 32, 32)  # in training, BatchNorm refuses the single value of cifar_colour
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_segment_of_every_host_costs_what_it_states(preset: str) -> None:
-    host, x = on_meta(preset)
+def test_the_stated_flops_of_every_segment_match_torchs_count(preset: str) -> None:
+    host, x = make_meta_host(preset)
     stated = host.flops(x.shape[1:])
     assert stated is not None
     for index, (cost, segment) in enumerate(zip(stated, host.segments, strict=True)):
-        forward, backward = counted(segment, x)
+        forward, backward = count_flops(segment, x)
         attentions = sum(isinstance(module, SelfAttention) for module in segment.modules())
-        if attentions:  # without a fused kernel on the meta device, scores are kept, which saves a product
+        if attentions:  # the meta device has no fused kernel, so scores are stored, which saves a product
             backward += attentions * attention_flops(host.slots[0].channels, x.shape[1]).forward // 2
         assert (cost.forward, cost.input_grad + cost.weight_grad) == (forward, backward), index
         x = segment(x).detach().requires_grad_()
 
 
-@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize(("entry", "channels", "blend"), SEEDS, ids=lambda value: getattr(value, "name", None))
-def test_every_seed_costs_what_it_states(entry: Blueprint, channels: int, blend: Blend, learns: bool) -> None:
+def test_the_stated_flops_of_every_seed_match_torchs_count(
+    entry: Blueprint, channels: int, blend: Blend, trains: bool
+) -> None:
     topology = entry.topology
     x = torch.zeros((1, channels, 6, 5) if topology == "cnn" else (1, 12, channels), requires_grad=True)
     positions = 30 if topology == "cnn" else 12
     body = entry.build(channels)
-    seed = Seed(body, blueprint=entry.name, blend=blend, channels=channels, topology=topology).requires_grad_(learns)
+    seed = Seed(body, blueprint=entry.name, blend=blend, channels=channels, topology=topology).requires_grad_(trains)
     assert entry.flops is not None
     cost = entry.flops(channels, positions)
     if blend is Blend.GATED:
         cost += BlendGate.flops(channels, topology, positions)
-    forward, backward = counted(seed, x, 0.5)
-    if entry.name == "depthwise" and learns:  # torch forgets the groups in the weights' gradient
+    forward, backward = count_flops(seed, x, 0.5)
+    if entry.name == "depthwise" and trains:  # torch ignores the groups in the weight gradient
         backward -= (channels - 1) * conv_flops(channels, channels, 3, positions, groups=channels).weight_grad
-    assert (cost.forward, cost.input_grad + learns * cost.weight_grad) == (forward, backward)
+    assert (cost.forward, cost.input_grad + trains * cost.weight_grad) == (forward, backward)
 
 
-def test_works_add_up() -> None:
+def test_flops_add_up() -> None:
     total = sum([Flops(1, 2, 3), Flops(10, 20, 30), symmetric_flops(100)], Flops())
     assert total == Flops(111, 122, 133)
     assert (total.frozen, total.total) == (233, 366)
 
 
-def test_products_cost_two_for_each_multiplication() -> None:
+def test_a_multiply_add_counts_as_two_flops() -> None:
     assert linear_flops(3, 5, 7) == symmetric_flops(2 * 3 * 5 * 7)
     assert conv_flops(4, 6, 3, 10) == symmetric_flops(2 * 4 * 6 * 9 * 10)
     assert conv_flops(4, 4, 3, 10, groups=4) == symmetric_flops(2 * 4 * 9 * 10)

@@ -1,6 +1,6 @@
-"""Scores of two short runs, recorded once: a change of names or structure must not change what a run computes.
+"""Recorded scores of two short runs: a change of names or structure must not change what a run computes.
 
-An intended change re-records them and has a line in CHANGELOG.md: `python -m tests.test_golden_scores`.
+After an intended change record them again, `python -m tests.test_golden_scores`, and add a line to CHANGELOG.md.
 """
 
 import json
@@ -32,11 +32,11 @@ def test_round_scores_equal_the_recorded_ones(name: str, tmp_path: Path) -> None
     recorded = json.loads(GOLDEN.read_text())[name]
     scores = round_scores(COMMANDS[name], tmp_path / "run")
     assert len(scores) == len(recorded)
-    for now, then in zip(scores, recorded, strict=True):
-        assert now == pytest.approx(then, rel=TOLERANCE)
+    for now, before in zip(scores, recorded, strict=True):
+        assert now == pytest.approx(before, rel=TOLERANCE)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        found = {name: round_scores(overrides, Path(place) / name) for name, overrides in COMMANDS.items()}
-    GOLDEN.write_text(json.dumps(found, indent=2) + "\n")
+    with tempfile.TemporaryDirectory() as directory:
+        scores = {name: round_scores(overrides, Path(directory) / name) for name, overrides in COMMANDS.items()}
+    GOLDEN.write_text(json.dumps(scores, indent=2) + "\n")

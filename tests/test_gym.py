@@ -1,3 +1,5 @@
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -11,35 +13,35 @@ from esper.gym import NAME, GrowthEnv, GymnasiumVectorEnv, flat_actions, flat_ma
 from esper.lifecycle import legal
 from tests.fixtures_environment import SMALL
 from tests.lifecycle.fixtures_slots import play, rules, space
-from tests.ppo.fixtures_environments import learner, played
+from tests.ppo.fixtures_environments import make_module, run_round
 
 OVERRIDES = [*SMALL, "environment.batches=1", "environment.steps=8"]
 
 
 @pytest.fixture
 def env() -> GrowthEnv:
-    made = gymnasium.make(NAME, overrides=OVERRIDES).unwrapped
-    assert isinstance(made, GrowthEnv)
-    return made
+    env = gymnasium.make(NAME, overrides=OVERRIDES).unwrapped
+    assert isinstance(env, GrowthEnv)
+    return env
 
 
-@pytest.mark.filterwarnings("ignore")  # the checkers advise about more than they require
-def test_both_checkers_are_satisfied(env: GrowthEnv) -> None:
+@pytest.mark.filterwarnings("ignore")  # the checkers also warn about style
+def test_the_checkers_of_gymnasium_and_stable_baselines_pass(env: GrowthEnv) -> None:
     check_env(env, skip_render_check=True)
     sb3_check_env(env)
 
 
-def test_a_seed_repeats_an_episode(env: GrowthEnv) -> None:
+def test_equal_seeds_give_equal_episodes(env: GrowthEnv) -> None:
     runs = []
     for seed in (3, 3, 4):
         first, _ = env.reset(seed=seed)
         steps = [env.step(np.int64(0))[:2] for _ in range(3)]
-        runs.append([first, *[np.append(seen, reward) for seen, reward in steps]])
+        runs.append([first, *[np.append(observation, reward) for observation, reward in steps]])
     assert all(np.array_equal(a, b) for a, b in zip(runs[0], runs[1], strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(runs[0], runs[2], strict=True))
 
 
-def test_every_masked_action_can_be_taken_until_the_end(env: GrowthEnv) -> None:
+def test_legal_actions_can_be_taken_until_the_episode_ends(env: GrowthEnv) -> None:
     env.reset(seed=1)
     draws = np.random.default_rng(0)
     for step in range(8):
@@ -51,15 +53,15 @@ def test_every_masked_action_can_be_taken_until_the_end(env: GrowthEnv) -> None:
     assert set(info) == {"score", "loss", "parameters", "legal"}
 
 
-def test_an_illegal_action_counts_as_waiting(env: GrowthEnv) -> None:
+def test_an_illegal_action_counts_as_wait(env: GrowthEnv) -> None:
     env.reset(seed=1)
     illegal = int(np.flatnonzero(~env.action_masks())[0])
-    seen, reward, _, _, info = env.step(np.int64(illegal))
+    observation, reward, _, _, info = env.step(np.int64(illegal))
     env.reset(seed=1)
-    waited, same, _, _, _ = env.step(np.int64(0))
+    wait_observation, wait_reward, _, _, _ = env.step(np.int64(0))
     assert not info["legal"]
-    assert np.array_equal(seen, waited)
-    assert reward == same
+    assert np.array_equal(observation, wait_observation)
+    assert reward == wait_reward
 
 
 @pytest.mark.parametrize("actions", ["core", "full"])
@@ -69,16 +71,16 @@ def test_the_flat_mask_allows_exactly_the_legal_actions(actions: str) -> None:
     assert len(flat.unique(dim=0)) == len(flat)
     if actions == "core":
         assert len(flat) == 1 + 3 * 3 * 3 + 3 + 3
-    for turn in list(play(chosen, rule, envs=1, steps=20, seed=1))[1::2]:
-        masks = legal(turn.after, chosen, rule)
+    for transition in list(play(chosen, rule, envs=1, steps=20, seed=1))[1::2]:
+        masks = legal(transition.after, chosen, rule)
         mask = flat_mask(flat, masks, chosen)
         for action, allowed in zip(flat, mask, strict=True):
             op = int(action[0])
-            used = chosen.uses()[op, 1]
-            assert allowed == (masks.op[0, op] and (not used or masks.slot[0, op, action[1]]))
+            uses_slot = chosen.uses()[op, 1]
+            assert allowed == (masks.op[0, op] and (not uses_slot or masks.slot[0, op, action[1]]))
 
 
-def test_maskable_ppo_trains_on_it(env: GrowthEnv) -> None:
+def test_maskable_ppo_trains_on_the_environment(env: GrowthEnv) -> None:
     model = MaskablePPO("MlpPolicy", env, n_steps=64, batch_size=32, seed=0, device="cpu")
     before = [parameter.clone() for parameter in model.policy.parameters()]
     model.learn(192)
@@ -86,74 +88,74 @@ def test_maskable_ppo_trains_on_it(env: GrowthEnv) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(before, model.policy.parameters(), strict=True))
 
 
-def test_chance_and_the_flat_actions_count_alike(env: GrowthEnv) -> None:
-    seen = env.environment.reset([1])
-    env._flat(seen)
-    action, _ = RandomController(env.environment.space).act(seen, RandomController(env.environment.space).begin([1]))
+def test_actions_of_a_controller_are_flat_actions(env: GrowthEnv) -> None:
+    controller = RandomController(env.environment.space)
+    action, _ = controller.act(env.environment.reset([1]), controller.begin([1]))
     assert (flat_actions(env.environment.space) == action).all(1).any()
 
 
-class Doors(gymnasium.Env[np.ndarray, np.int64]):
-    """Three doors, of which one is locked; episodes end behind the door of the step's number."""
+class MaskedEnv(gymnasium.Env[np.ndarray, np.int64]):
+    """Three actions of which one is illegal; the episode terminates if the action equals the number of the step."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(3, start=5)
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
-        self.locked, self.at = int(self.np_random.integers(3)), 0
+        self.illegal, self.steps = int(self.np_random.integers(3)), 0
         return np.zeros(2, np.float32), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict]:
-        assert action - 5 != self.locked
-        self.at += 1
-        return np.full(2, self.at / 10, np.float32), 1.0, bool(action - 5 == self.at), False, {}
+        assert action - 5 != self.illegal
+        self.steps += 1
+        return np.full(2, self.steps / 10, np.float32), 1.0, bool(action - 5 == self.steps), False, {}
 
     def action_masks(self) -> np.ndarray:
-        return np.arange(3) != self.locked
+        return np.arange(3) != self.illegal
 
 
-gymnasium.register("tests/Doors-v0", entry_point=Doors, disable_env_checker=True)
+gymnasium.register("tests/Masked-v0", entry_point=MaskedEnv, disable_env_checker=True)
 
 
-def test_any_gymnasium_environment_can_be_played_by_our_collector() -> None:
-    world = GymnasiumVectorEnv("CartPole-v1", envs=3, steps=None, features=[0, 2])
-    assert (world.steps, world.layout.base, world.layout.ops) == (500, 2, ("0", "1"))
-    rollout = played(learner(world), world)
+def test_the_collector_runs_any_gymnasium_environment() -> None:
+    env = GymnasiumVectorEnv("CartPole-v1", envs=3, steps=None, features=[0, 2])
+    assert (env.steps, env.layout.base, env.layout.ops) == (500, 2, ("0", "1"))
+    rollout = run_round(make_module(env), env)
     lengths = rollout.valid.sum(1)
     assert lengths.min() < lengths.max() < 500
-    assert torch.equal(world.outcome()["score"], lengths.float()), "a step of balance pays 1"
+    assert torch.equal(env.outcome()["score"], lengths.float()), "CartPole has a reward of 1 for each step"
     assert torch.equal(rollout.terminated.sum(1), torch.ones(3))
-    again = played(learner(world), world)
-    assert torch.equal(again.raw_base, rollout.raw_base), "the same seeds, the same episodes"
+    repeated = run_round(make_module(env), env)
+    assert torch.equal(repeated.raw_base, rollout.raw_base), "equal episode seeds give equal episodes"
 
 
-def test_features_left_out_are_not_seen() -> None:
-    whole, part = (GymnasiumVectorEnv("CartPole-v1", envs=1, steps=None, keep=keep) for keep in (None, [2]))
-    assert torch.equal(whole.reset([3]).base[:, 2:3], part.reset([3]).base)
+def test_only_the_chosen_features_are_in_the_observation() -> None:
+    every, one = (GymnasiumVectorEnv("CartPole-v1", envs=1, steps=None, features=chosen) for chosen in (None, [2]))
+    assert torch.equal(every.reset([3]).base[:, 2:3], one.reset([3]).base)
 
 
-def test_masks_of_an_environment_are_kept_and_a_limit_truncates() -> None:
-    world = GymnasiumVectorEnv("tests/Doors-v0", envs=4, steps=2, features=None)
-    inputs = world.reset(range(4))
+def test_masks_of_the_environment_are_used_and_the_step_limit_truncates() -> None:
+    env = GymnasiumVectorEnv("tests/Masked-v0", envs=4, steps=2, features=None)
+    inputs = env.reset(range(4))
     assert inputs.masks.op.sum(-1).tolist() == [2, 2, 2, 2]
-    rollout = played(learner(world), world)
+    rollout = run_round(make_module(env), env)
     ended = rollout.terminated | rollout.truncated
     assert torch.equal(ended.sum(1), torch.ones(4))
     assert torch.equal(rollout.truncated[:, 1], ~rollout.terminated.any(1))
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("changes", "message"),
     [
         ({"name": "Nothing-v0"}, r"environment.name=Nothing-v0: "),
         ({"envs": 0}, r"environment.envs=0: must be at least 1"),
         ({"steps": 0}, r"environment.steps=0: must be at least 1"),
-        ({"keep": [9]}, r"environment.features=\[9\]: must be among the 4 features"),
+        ({"features": [9]}, r"environment.features=\[9\]: must be indices from 0 to 3\."),
         ({"name": "Pendulum-v1"}, r"environment.name=Pendulum-v1: must have discrete actions"),
-        ({"name": "tests/Doors-v0"}, r"environment.steps=null: tests/Doors-v0 has no limit of its own"),
+        ({"name": "tests/Masked-v0"}, r"environment.steps=null: must be a number, since tests/Masked-v0 has no limit"),
     ],
 )
-def test_what_cannot_be_played_is_refused(given: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        GymnasiumVectorEnv(**{"name": "CartPole-v1", "envs": 1, "steps": None, "keep": None, **given})  # type: ignore[arg-type]
+def test_an_environment_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"name": "CartPole-v1", "envs": 1, "steps": None, "features": None, **changes}
+    with pytest.raises(ValueError, match=message):
+        GymnasiumVectorEnv(**arguments)

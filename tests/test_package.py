@@ -1,4 +1,4 @@
-"""What a user gets who installs the package."""
+"""The wheel, and esper installed from it."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import pytest
 from esper.checkpoints.origin import PRETRAINED
 from esper.config import CONF
 
-pytestmark = pytest.mark.xdist_group("package")  # what they share is made once
+pytestmark = pytest.mark.xdist_group("package")  # they share a wheel
 
 PROJECT = Path(__file__).parent.parent
 
@@ -23,7 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(out.glob("*.whl"))
 
 
-def test_the_wheel_carries_the_whole_configuration(wheel: Path) -> None:
+def test_the_wheel_has_the_configuration_and_the_shipped_controllers(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     files = {f"esper/conf/{path.relative_to(CONF)}" for path in CONF.rglob("*.yaml")}
     assert "esper/conf/host/cifar_baseline.yaml" in files
@@ -35,13 +35,13 @@ def test_the_wheel_carries_the_whole_configuration(wheel: Path) -> None:
 
 
 def test_an_installed_package_works_from_any_directory(wheel: Path, tmp_path: Path) -> None:
-    check_launcher_installed, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
-    zipfile.ZipFile(wheel).extractall(check_launcher_installed)
-    elsewhere.mkdir()
+    site, directory = tmp_path / "site", tmp_path / "elsewhere"
+    zipfile.ZipFile(wheel).extractall(site)
+    directory.mkdir()
     script = (
-        "import esper.config as c; print(c.CONF)\n"
-        "from esper.hosts import parameter_count; print(parameter_count(c.load('host/cifar_baseline')))"
+        "from esper.config import CONF, load_preset; from esper.hosts import count_parameters\n"
+        "print(CONF, count_parameters(load_preset('host/cifar_baseline')))"
     )
-    command, environment = [sys.executable, "-c", script], {"PYTHONPATH": str(check_launcher_installed)}
-    done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == [str(check_launcher_installed / "esper" / "conf"), "6418"], done.stderr
+    command, environment = [sys.executable, "-c", script], {"PYTHONPATH": str(site)}
+    result = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+    assert result.stdout.split() == [str(site / "esper" / "conf"), "6418"], result.stderr

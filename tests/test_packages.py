@@ -1,6 +1,7 @@
-"""Each room of the package may import only the rooms before it."""
+"""The packages of esper: what each may import, how long entry points are, and that public names are unique."""
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -8,21 +9,23 @@ import pytest
 import esper
 
 PACKAGE = Path(esper.__file__).parent
-ROOMS = (
-    "seeding", "work", "lifecycle", "blueprints", "hosts", "growth", "data", "environment", "rewards", "controllers",
-    "ppo", "records", "telemetry", "evaluation", "config", "gym", "resume", "learners", "sweep", "run", "comparison",
-    "evaluate", "report",
+ORDER = (  # each may import only those before it
+    "renames", "rng", "flops", "lifecycle", "blueprints", "hosts", "growth", "data", "observation", "environment",
+    "rewards", "controllers", "ppo", "records", "telemetry", "config", "checkpoints", "evaluation", "gym", "sweeps",
+    "training", "run", "evaluate", "report",
 )  # fmt: skip
-FREE_OF_HYDRA = ROOMS[: ROOMS.index("config")]
+WITHOUT_HYDRA = ORDER[: ORDER.index("config")]
+ENTRY_POINTS = ("run.py", "evaluate.py", "report.py", "data/__main__.py")
+CONVENTIONAL = {"main", "cli", "log"}  # names that every module of a kind has
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def room(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imported(path: Path) -> set[str]:
-    """The full names of all modules that a file imports."""
+def imported_names(path: Path) -> set[str]:
+    """The full names of everything that a file imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -34,27 +37,55 @@ def imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_imports_only_rooms_before_its_own(path: Path) -> None:
-    if room(path) == "__init__":
+def test_a_file_imports_only_packages_before_its_own(path: Path) -> None:
+    if package_of(path) == "__init__":
+        assert {name for name in imported_names(path) if name.startswith("esper.")} == {"esper.renames.MODULES"}
         return
-    place = ROOMS.index(room(path))
-    for name in imported(path):
+    place = ORDER.index(package_of(path))
+    for name in imported_names(path):
         if name.startswith("esper."):
-            assert ROOMS.index(name.split(".")[1]) <= place, f"{path} imports {name}"
+            assert ORDER.index(name.split(".")[1]) <= place, f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_rooms_keep_out_what_they_must_not_know(path: Path) -> None:
-    roots = {name.split(".")[0] for name in imported(path)}
-    if room(path) in FREE_OF_HYDRA:
+def test_a_package_does_not_import_what_it_must_not_know(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imported_names(path)}
+    if package_of(path) in WITHOUT_HYDRA:
         assert not roots & {"hydra", "omegaconf"}
-    if room(path) == "lifecycle":
-        assert not any(name.startswith(("torch.nn", "torch.optim")) for name in imported(path))
-    if room(path) == "data":
-        rooms = {name.split(".")[1] for name in imported(path) if name.startswith("esper.")}
-        assert rooms <= {"data", "seeding"}
+    if package_of(path) == "lifecycle":
+        assert not any(name.startswith(("torch.nn", "torch.optim")) for name in imported_names(path))
+    packages = {name.split(".")[1] for name in imported_names(path) if name.startswith("esper.")}
+    if package_of(path) == "data":
+        assert packages <= {"data", "rng"}
+    if package_of(path) == "evaluation":
+        assert "training" not in packages
 
 
-def test_every_room_that_exists_has_its_place() -> None:
+def test_every_package_has_its_place_in_the_order() -> None:
     existing = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    assert existing - {"__init__"} <= set(ROOMS)
+    assert existing - {"__init__"} == set(ORDER)
+
+
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_an_entry_point_has_less_than_80_lines(name: str) -> None:
+    assert len((PACKAGE / name).read_text().splitlines()) < 80
+
+
+def public_names(path: Path) -> set[str]:
+    """Classes, functions and constants that a module defines."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    return {name for name in names if not name.startswith("_")} - CONVENTIONAL
+
+
+def test_no_two_public_things_share_a_name() -> None:
+    places = defaultdict(list)
+    for path in FILES:
+        for name in public_names(path):
+            places[name].append(str(path.relative_to(PACKAGE)))
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}

@@ -6,23 +6,24 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parent.parent
-INSTEAD = {  # pattern -> what to write
+INSTEAD = {  # pattern -> what to write; Lightning and PPO have epochs
     r"foretell\w*|foretold": "value_target, predict",
     r"told|tells?|telling|asked|speaks?|says?": "describe, report, requested, is_rank_zero",
     r"rooms?|house|comes? home": "package, architecture, export",
     r"what is not finite|not finite": "non-finite values",
     r"ways?": "training_digest, mode, method",
     r"(?<!make )bench(?!\.PHONY)": "ArmContext",
-    r"stock|keeper|books?|paid|worlds?(?!_size)|watchers?": "HostPool, SnapshotStore, accounting, StepResult, VectorEnv",
+    r"stock|keeper|books|paid|worlds?(?!_size)|watchers?": "HostPool, SnapshotStore, accounting, VectorEnv",
     r"played|plays?|playing": "run",
     r"timetables?": "schedule",
     r"so many|as did better|lest|for it alone|more to turn|newborn": "a number; so that ... does not; new seed",
     r"work": "flops, cost, run",
-    r"epoch(?!s|_end|_progress|_start)": "step",
+    r"(?<!Lightning )(?<!PPO )(?<!one_)(?<!on_)(?<!every_n_)epoch(?!s|_end|_progress|_start)": "step",  # Lightning and PPO have epochs
     r"garden\w*|nets|locks": "a name that describes it",
 }
 EPOCH_MEANS_STEP = ("lifecycle", "blueprints", "hosts", "growth", "observation", "environment", "rewards", "controllers")
 EXEMPT = {"esper/renames.py"}  # has the old names
+STORIES = "_GIRLS = ("  # in esper/data/synthetic.py, where the vocabulary and sentences of the stories begin
 LETTER = "[A-Za-z]"
 FORBIDDEN = {re.compile(rf"(?<!{LETTER})(?:{words})(?!{LETTER})", re.IGNORECASE): new for words, new in INSTEAD.items()}
 FILES = sorted(
@@ -36,7 +37,7 @@ FILES = sorted(
 def test_a_file_uses_plain_words(name: str) -> None:
     if name in EXEMPT:
         return
-    text = (PROJECT / name).read_text()
+    text = (PROJECT / name).read_text().partition(STORIES)[0]
     if name in ("docs/migration.md", "CHANGELOG.md"):
         text = re.sub(r"`[^`]*`", "", text)  # old names
     forbidden = dict(FORBIDDEN)

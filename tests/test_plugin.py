@@ -1,4 +1,4 @@
-"""examples/plugin: a host, a blueprint, data, a reward term and a controller that are not esper's."""
+"""examples/plugin: a host, a blueprint, a data set, a reward term and a controller from outside esper."""
 
 import os
 import subprocess
@@ -13,41 +13,46 @@ from esper.records import read_lines
 PLUGIN = Path(__file__).parent.parent / "examples/plugin"
 
 
-def command(module: str, *arguments: str) -> str:
-    typed = [sys.executable, "-m", module, "--config-dir", "conf", *arguments]
+def run_command(module: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", module, "--config-dir", "conf", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(typed, cwd=PLUGIN, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = subprocess.run(command, cwd=PLUGIN, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-def test_the_example_trains_goes_on_and_is_compared_with_a_controller_of_its_own(tmp_path: Path) -> None:
-    run, compared = tmp_path / "run", tmp_path / "compared"
-    command("esper.run", "+experiment=garden", "rounds=1", "validate_every=0", f"hydra.run.dir={run}")
-    told = command("esper.run", f"resume={run}", "rounds=2")
-    assert "rounds: 1 -> 2" in told
-    arms = ("+controller@controller.gardener=gardener", "controllers=[gardener,ppo]", "episodes=1")
-    command("esper.evaluate", f"ckpt={run}", *arms, f"hydra.run.dir={compared}")
-    lines = {line["arm"]: line for line in read_lines(compared / "episodes.jsonl")}
-    assert set(lines) == {"gardener", "ppo"}
-    gardener = lines["gardener"]
-    assert (gardener["host"], gardener["data"], gardener["slots"]) == ("stairs", "slopes", ["step1", "step2", "step3"])
-    assert {blueprint for blueprint, _ in gardener["fossils"].values()} == {"cross"}
-    assert "thrift" in gardener["steps"][0]["reward_terms"]
-    assert "a controller of the user's own" in (compared / "report.md").read_text()
-
-
-def test_its_blueprint_keeps_the_promises_of_blueprints() -> None:
-    script = (
-        "import garden.blueprint, torch\n"
-        "from esper.blueprints import blueprint; from esper.hosts import parameter_count\n"
-        "entry = blueprint('cnn', 'cross'); seed, x = entry.build(8), torch.randn(2, 8, 6, 6)\n"
-        "assert torch.equal(seed(x), x) and parameter_count(seed) == entry.parameters(8)"
+def test_the_plugin_trains_resumes_and_is_evaluated_with_its_own_controller(tmp_path: Path) -> None:
+    run, evaluation = tmp_path / "run", tmp_path / "evaluation"
+    run_command("esper.run", "+experiment=custom", "rounds=1", "validate_every=0", f"hydra.run.dir={run}")
+    assert "rounds: 1 -> 2" in run_command("esper.run", f"resume={run}", "rounds=2")
+    arms = (
+        "+controller@controller.custom_controller=custom_controller",
+        "controllers=[custom_controller,ppo]",
+        "episodes=1",
     )
-    subprocess.run([sys.executable, "-c", script], cwd=PLUGIN, check=True)  # its own process: the registry is for good
+    run_command("esper.evaluate", f"ckpt={run}", *arms, f"hydra.run.dir={evaluation}")
+    episodes = {line["arm"]: line for line in read_lines(evaluation / "episodes.jsonl")}
+    assert set(episodes) == {"custom_controller", "ppo"}
+    episode = episodes["custom_controller"]
+    assert (episode["host"], episode["data"]) == ("custom_host", "custom_data")
+    assert episode["slots"] == ["block1", "block2", "block3"]
+    assert {blueprint for blueprint, _ in episode["fossils"].values()} == {"custom_blueprint"}
+    assert "parameter_cost" in episode["steps"][0]["reward_terms"]
+    assert "a controller of the user's own" in (evaluation / "report.md").read_text()
 
 
-def test_a_module_that_is_not_there_is_told_in_one_sentence() -> None:
+def test_the_custom_blueprint_is_an_identity_with_the_stated_number_of_parameters() -> None:
+    script = (
+        "import custom_plugin.blueprint, torch\n"
+        "from esper.blueprints import blueprint; from esper.hosts import count_parameters\n"
+        "entry = blueprint('cnn', 'custom_blueprint'); seed, x = entry.build(8), torch.randn(2, 8, 6, 6)\n"
+        "assert torch.equal(seed(x), x) and count_parameters(seed) == entry.parameters(8)"
+    )
+    # a separate process, because a registered blueprint cannot be removed
+    subprocess.run([sys.executable, "-c", script], cwd=PLUGIN, check=True)
+
+
+def test_a_missing_plugin_module_is_reported_in_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"^slots\.plugins: there is no module json\.at\.all; its"):
         check_config(compose_config("evaluate", ["slots.plugins=[json.at.all]", "data=synthetic_images"]))
     with pytest.raises(ValueError, match=r"^slots\.plugins=json: must be a list, \[json\]\.$"):

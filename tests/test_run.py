@@ -22,7 +22,7 @@ from esper.run import cli
 from esper.training import train
 from tests.fixtures_environment import SMALL, SMALL_TEXT
 
-pytestmark = pytest.mark.xdist_group("run")  # what they share is made once
+pytestmark = pytest.mark.xdist_group("run")  # they share a run
 
 TINY = (
     *SMALL, "host=cifar_blind", "environment.steps=4", "policy.hidden=16", "ppo.epochs=2", "collector.warmup=1",
@@ -31,14 +31,14 @@ TINY = (
 
 
 def reset_signals() -> None:
-    """A background shell may have told its children to ignore Ctrl-C."""
+    """Background jobs of a shell ignore SIGINT; restore the default."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def start(where: Path, *overrides: str, tiny: bool = True) -> "subprocess.Popen[str]":
+def start(directory: Path, *overrides: str, tiny: bool = True) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "esper.run", *overrides, *(TINY if tiny else ())]
     return subprocess.Popen(
-        command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=reset_signals,
+        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=reset_signals,
         env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
 
@@ -49,43 +49,44 @@ def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
     return output
 
 
-def run(where: Path, *overrides: str, code: int = 0, tiny: bool = True) -> str:
-    return finish(start(where, *overrides, tiny=tiny), code)
+def run(directory: Path, *overrides: str, code: int = 0, tiny: bool = True) -> str:
+    return finish(start(directory, *overrides, tiny=tiny), code)
 
 
-def lines(directory: Path) -> list[dict[str, Any]]:
-    """The rounds of a run, without what depends on clock and machine."""
-    found = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
-    of_the_machine = ("time/", "health/memory")
-    return [{key: value for key, value in line.items() if not key.startswith(of_the_machine)} for line in found]
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """The metrics of a run's rounds, without those that depend on the machine."""
+    lines = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
+    machine = ("time/", "health/memory")
+    return [{key: value for key, value in line.items() if not key.startswith(machine)} for line in lines]
 
 
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    found = torch.load(directory / "checkpoints/last.ckpt", weights_only=True)
-    moments = found["optimizer_states"][0]["state"]
+def read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Weights and optimizer state of a run's last checkpoint."""
+    checkpoint = torch.load(directory / "checkpoints/last.ckpt", weights_only=True)
+    moments = checkpoint["optimizer_states"][0]["state"]
     flat = {f"optimizer.{k}.{n}": v for k, state in moments.items() for n, v in state.items()}
-    return {**found["state_dict"], **flat}
+    return {**checkpoint["state_dict"], **flat}
 
 
-def wait_for(directory: Path, rounds: int, process: "subprocess.Popen[str]") -> None:
+def wait_for_round(directory: Path, number: int, process: "subprocess.Popen[str]") -> None:
     until = time.monotonic() + 100
     while time.monotonic() < until and process.poll() is None:
         records = directory / "rounds.jsonl"
-        if records.exists() and len(records.read_text().splitlines()) >= rounds:
+        if records.exists() and len(records.read_text().splitlines()) >= number:
             return
         time.sleep(0.02)
-    raise AssertionError(f"round {rounds} was not reached")
+    raise AssertionError(f"round {number} was not reached")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run of four rounds, and what it printed."""
-    where = tmp_path_factory.mktemp("whole")
-    output = run(where, "rounds=4", f"hydra.run.dir={where}/run")
-    return where / "run", output
+    """The directory and the output of a run of four rounds."""
+    directory = tmp_path_factory.mktemp("whole")
+    output = run(directory, "rounds=4", f"hydra.run.dir={directory}/run")
+    return directory / "run", output
 
 
-def test_a_run_says_what_it_does_and_leaves_what_it_promises(whole: tuple[Path, str]) -> None:
+def test_a_run_prints_its_header_progress_and_next_commands_and_writes_its_files(whole: tuple[Path, str]) -> None:
     directory, output = whole
     for word in ("run ", "device ", "synthetic_images", "parameters", "4 to come", f"tensorboard --logdir {directory}"):
         assert word in output
@@ -99,7 +100,7 @@ def test_a_run_says_what_it_does_and_leaves_what_it_promises(whole: tuple[Path, 
     assert not list(directory.rglob("*.part"))
 
 
-def test_figures_stand_against_decisions_in_tensorboard(whole: tuple[Path, str]) -> None:
+def test_the_steps_of_tensorboard_are_decisions(whole: tuple[Path, str]) -> None:
     events = EventAccumulator(str(whole[0])).Reload()
     tags = events.Tags()["scalars"]
     groups = {tag.split("/")[0] for tag in tags if "/" in tag}
@@ -107,33 +108,29 @@ def test_figures_stand_against_decisions_in_tensorboard(whole: tuple[Path, str])
     assert [event.step for event in events.Scalars("episode/score")] == [8, 16, 24, 32]
 
 
-def test_a_killed_run_resumes_to_bit_equal_weights_and_figures(whole: tuple[Path, str], tmp_path: Path) -> None:
-    """Killed in its third round, and resumed with more rounds than it was given at first."""
+def test_a_killed_run_resumes_to_bit_equal_weights_and_metrics(whole: tuple[Path, str], tmp_path: Path) -> None:
+    """Killed in its third round, and resumed with more rounds than it was started with."""
     directory = tmp_path / "run"
     process = start(tmp_path, "rounds=3", f"hydra.run.dir={directory}")
-    wait_for(directory, 2, process)
+    wait_for_round(directory, 2, process)
     process.kill()
     process.communicate()
     output = run(tmp_path, f"resume={directory}", "rounds=4", tiny=False)
     assert "rounds: 3 -> 4" in output
-    mine, theirs = weights(directory), weights(whole[0])
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert lines(directory) == lines(whole[0])
-    assert [event.step for event in EventAccumulator(str(directory)).Reload().Scalars("episode/score")] == [
-        8,
-        16,
-        24,
-        32,
-    ]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"], "no other directory was made"
+    resumed, uninterrupted = read_weights(directory), read_weights(whole[0])
+    assert resumed.keys() == uninterrupted.keys()
+    assert all(torch.equal(resumed[name], uninterrupted[name]) for name in resumed)
+    assert read_metrics(directory) == read_metrics(whole[0])
+    events = EventAccumulator(str(directory)).Reload().Scalars("episode/score")
+    assert [event.step for event in events] == [8, 16, 24, 32]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "no other directory is made"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_ends_the_run_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     directory = tmp_path / "run"
     process = start(tmp_path, "rounds=1000", f"hydra.run.dir={directory}", "callbacks.checkpoints.every=1000")
-    wait_for(directory, 1, process)
+    wait_for_round(directory, 1, process)
     for _ in range(2):  # as process managers do
         process.send_signal(number)
     output = finish(process)
@@ -141,7 +138,7 @@ def test_a_signal_saves_and_ends_the_run_cleanly(tmp_path: Path, number: signal.
     assert f"python -m esper.run resume={directory}" in output
     assert "Traceback" not in output
     saved = torch.load(directory / "checkpoints/last.ckpt", weights_only=True)
-    assert saved["esper"]["counters"]["rounds"] == done == len(lines(directory))
+    assert saved["esper"]["counters"]["rounds"] == done == len(read_metrics(directory))
 
 
 def test_an_error_on_the_command_line_is_one_sentence_without_a_traceback(tmp_path: Path) -> None:
@@ -149,10 +146,10 @@ def test_an_error_on_the_command_line_is_one_sentence_without_a_traceback(tmp_pa
     assert output == "ppo.lrr: there is no such key; the nearest is ppo.lr.\n"
 
 
-def refused(where: Path, *typed: str) -> str:
-    """What a run in this process is refused with."""
+def refused(directory: Path, *typed: str) -> str:
+    """The message with which a command line is refused, run in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(where)
+        patch.chdir(directory)
         patch.setattr(sys, "argv", ["esper.run", *typed])
         with pytest.raises(SystemExit) as error:
             cli()
@@ -162,8 +159,14 @@ def refused(where: Path, *typed: str) -> str:
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ("+ppo.lrr=1", r"^esper.ppo.PPOSettings: lrr is no setting of it; the nearest is lr\.$"),
+        ("+ppo.lrr=1", r"^esper.ppo.PPOSettings: has no argument lrr; the nearest is lr\.$"),
         ("+rouns=3", r"^rouns: there is no such key; the nearest is rounds\.$"),
+        ("ppo.lrr=1", r"^ppo.lrr: there is no such key; the nearest is ppo.lr\.$"),
+        ("polcy=lstm", r"^polcy: there is no such key; the nearest is policy\.$"),
+        ("~ppo.lrr", r"^ppo.lrr: there is no such key; the nearest is ppo.lr\.$"),
+        ("+rounds=3", r"^rounds: exists already; set it without \+\.$"),
+        ("experiment=oracle", r"^experiment: is not in the defaults list; add it with \+experiment=OPTION\.$"),
+        ("rounds=1,2", r"^Ambiguous value for argument 'rounds=1,2'"),
         ("ppo.epochs=0", r"^ppo.epochs=0: must be a whole number of at least 1\.$"),
         ("ppo.minibatches=3", r"^ppo.minibatches=3, .* at most the 2 episodes of a round \(environment.envs\)\.$"),
         ("reward=foo", r"^reward=foo: there is no such option; there are basic, .*sparse\.$"),
@@ -172,7 +175,7 @@ def refused(where: Path, *typed: str) -> str:
         ("ppo.gamma=0.5", r"^ppo.gamma=0.5: must be gamma=1.0"),
         ("environment.envs=abc", r"^environment.envs=abc: must be a whole number of at least 1\.$"),
         ("decisions=many", r"^decisions=many: must be a whole number of at least 1\.$"),
-        ("decisions=3", r"^decisions=3: must be at least the 8 that a round may take\.$"),
+        ("decisions=3", r"^decisions=3: must be at least 8, the decisions of one round\.$"),
         ("ppo.entropy_final=abc", r"^ppo.entropy_final=abc: must be a number\.$"),
         ("ppo.lr_final=-1", r"^ppo.lr_final=-1: must be at least 0\.$"),
         ("ppo.entropy_weights=[op]", r"^ppo.entropy_weights=\['op'\]: must be numbers by head, or null\.$"),
@@ -180,10 +183,13 @@ def refused(where: Path, *typed: str) -> str:
         ("trainer.accelerator=gpu", r"^lightning.pytorch.Trainer: .*"),
         ("trainer.precision=bf16-mixed", r"^trainer.precision=bf16-mixed: must be 32-true"),
         ("optimized_metric=episode/scroe", r"^optimized_metric=episode/scroe: .* the nearest is episode/score\.$"),
-        ("callbacks.checkpoints.best=nothing", r"^callbacks.checkpoints.best=nothing: is reported by no run"),
+        (
+            "callbacks.checkpoints.best=nothing",
+            r"^callbacks.checkpoints.best=nothing: must be a metric of a run",
+        ),
         ("policy.floors={slt: 0.1}", r"^policy.floors={'slt': 0.1}: must be in \[0, 1\) by head"),
         ("device=cuda", r"^device=cuda: there is no CUDA device here"),
-        ("resume=nowhere", r"^resume=nowhere: is no run's directory"),
+        ("resume=nowhere", r"^resume=nowhere: must be latest or the directory of the run to resume\.$"),
         ("resume=latest", r"^resume=latest: there is no run under outputs/ here\.$"),
     ],
 )
@@ -201,45 +207,46 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(tmp_path: Path, typed: s
         ("seed=5", r"^seed=5: a resumed run keeps its seed=0\.$"),
         ("start=pretrained", r"^start=pretrained: a resumed run keeps its start=None\.$"),
         ("actions=full", r"^options: this run has"),
-        ("+experiment=cifar_ppo", r"^\+experiment=cifar_ppo: a resumed run stays what it is"),
-        ("debug=fast", r"^\+debug=fast: a resumed run stays what it is"),
-        ("rounds=3", r"^rounds=3: 4 are done already\.$"),
+        ("+experiment=cifar_ppo", r"^\+experiment=cifar_ppo: cannot change in a resumed run; leave it out\.$"),
+        ("debug=fast", r"^\+debug=fast: cannot change in a resumed run; leave it out\.$"),
+        ("rounds=3", r"^rounds=3: must be at least 4, the rounds done\.$"),
     ],
 )
-def test_a_resumed_run_refuses_what_does_not_fit(whole: tuple[Path, str], typed: str, sentence: str) -> None:
+def test_a_resumed_run_refuses_keys_that_cannot_change(whole: tuple[Path, str], typed: str, sentence: str) -> None:
     files = {path: path.read_bytes() for path in whole[0].rglob("*.ckpt")}
     output = refused(whole[0].parent, f"resume={whole[0]}", typed)
     assert re.search(sentence, output), output
     assert all(path.read_bytes() == content for path, content in files.items())
 
 
-def test_a_refused_run_takes_back_only_what_hydra_wrote(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
+def test_a_refused_run_removes_only_the_files_of_hydra(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("of the user")
     refused(tmp_path, *TINY, "rounds=0", "hydra.run.dir=.")
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / "notes.txt").read_text() == "of the user"
 
 
-def test_overrides_of_a_resumed_run_reach_into_its_experiment_and_are_kept(tmp_path: Path) -> None:
+def test_overrides_of_a_resumed_run_change_its_experiment_and_are_saved(tmp_path: Path) -> None:
     first = ["+experiment=cartpole_memory", "reward=shaped", "ppo.lr=0.1"]
     (tmp_path / ".hydra").mkdir()
     save_config(compose_config("run", first), tmp_path, first)
     for typed, key, value in (
-        ("ppo.lr=0.2", "ppo.lr", 0.2), ("ppo.lr=0.1", "ppo.lr", 0.1), ("environment.features=[0]", "environment.features", [0]),
+        ("ppo.lr=0.2", "ppo.lr", 0.2), ("ppo.lr=0.1", "ppo.lr", 0.1),
+        ("environment.features=[0]", "environment.features", [0]),
         ("reward=basic", "reward.terms.final._target_", "esper.rewards.terms.FinalGain"),
         ("~callbacks.health", "callbacks.health", None), ("trainer=gpu", "device", "cuda:0"),
         ("ppo.lam=${gamma}", "ppo.lam", 0.99),
     ):  # fmt: skip
         arguments = resume_arguments([f"resume={tmp_path}", typed])
-        everything = [argument for argument in arguments if not argument.startswith(("hydra", "resume"))]
-        config, changes = merge_overrides(compose_config("run", everything), tmp_path)
+        overrides = [argument for argument in arguments if not argument.startswith(("hydra", "resume"))]
+        config, changes = merge_overrides(compose_config("run", overrides), tmp_path)
         assert OmegaConf.select(config, key) == value, typed
         assert any(change.startswith(key.split(".")[0]) for change in changes)
-        save_config(config, tmp_path, everything)
+        save_config(config, tmp_path, overrides)
     assert read_overrides(tmp_path).count("ppo.lr=0.1") == 1
     assert "ppo.lr=0.2" not in read_overrides(tmp_path)
 
 
-def test_what_is_typed_wins_over_what_was_saved_where_a_preset_has_changed_since(tmp_path: Path) -> None:
+def test_new_overrides_win_over_saved_values_of_presets_that_have_changed_since(tmp_path: Path) -> None:
     first = ["+experiment=cartpole_memory"]
     (tmp_path / ".hydra").mkdir()
     saved, preset = compose_config("run", [*first, "rounds=999"]), compose_config("run", first).rounds
@@ -251,19 +258,24 @@ def test_what_is_typed_wins_over_what_was_saved_where_a_preset_has_changed_since
     assert (config.rounds, changes) == (preset, [f"rounds: 999 -> {preset}"])
 
 
-def test_a_corrupt_checkpoint_is_refused_and_kept(whole: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_is_refused_and_not_overwritten(whole: tuple[Path, str], tmp_path: Path) -> None:
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     (tmp_path / "run/.hydra").mkdir()
     (tmp_path / "run/.hydra/config.yaml").write_text((whole[0] / ".hydra/config.yaml").read_text())
     (tmp_path / "run/checkpoints/last.ckpt").write_bytes(b"nonsense")
-    assert "no checkpoint that can be read" in refused(tmp_path, f"resume={tmp_path}/run")
+    assert "not a readable checkpoint" in refused(tmp_path, f"resume={tmp_path}/run")
     assert (tmp_path / "run/checkpoints/last.ckpt").read_bytes() == b"nonsense"
 
 
-def test_help_is_our_own_page() -> None:
-    output = subprocess.run([sys.executable, "-m", "esper.run", "--help"], capture_output=True, text=True, check=True)
-    assert output.stdout.count("python -m esper.run") == 6
-    assert "cartpole_memory" in output.stdout
+def test_help_has_examples_and_every_experiment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["esper.run", "--help"])
+    cli()
+    output = capsys.readouterr().out
+    assert output.count("python -m esper.run") == 6
+    for path in (CONF / "experiment").glob("*.yaml"):
+        assert path.stem in output
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
@@ -274,10 +286,11 @@ def test_every_experiment_composes_for_training_and_evaluation_and_opens_with_it
     assert f"# python -m esper.run +experiment={name}" in (CONF / f"experiment/{name}.yaml").read_text()
 
 
-def test_the_variant_for_a_gpu_has_the_same_task_at_full_size() -> None:
+def test_the_gpu_experiment_has_the_same_task_at_full_size() -> None:
     small, full = (compose_config("run", [f"+experiment={name}"]) for name in ("cifar_ppo", "cifar_ppo_gpu"))
     assert (full.data.resolution, full.data.validation) == (32, 5_000)
-    assert 0 <= full.environment.batch * full.environment.batches - 45_000 < full.environment.batch  # a whole epoch
+    images = full.environment.batch * full.environment.batches
+    assert 0 <= images - 45_000 < full.environment.batch, "a step has all training images"
     assert full.environment.envs > small.environment.envs
     assert (full.device, full.trainer.accelerator) == ("cuda:0", "gpu")
     assert (full.host.channels, full.ppo, full.rounds) == (small.host.channels, small.ppo, small.rounds)
@@ -285,26 +298,26 @@ def test_the_variant_for_a_gpu_has_the_same_task_at_full_size() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_variant_for_a_gpu_trains_on_one(tmp_path: Path) -> None:
+def test_the_gpu_experiment_trains_on_a_gpu(tmp_path: Path) -> None:
     small = ["+debug=fast", "data=synthetic_images", "data.resolution=32", "environment.batches=2"]
     train(compose_config("run", ["+experiment=cifar_ppo_gpu", *small]), tmp_path, Console(quiet=True))
     assert len(list(read_lines(tmp_path / "rounds.jsonl"))) == 2
 
 
-def test_debug_wins_over_an_experiment() -> None:
+def test_debug_overrides_an_experiment() -> None:
     config = compose_config("run", resume_arguments(["debug=fast", "+experiment=cifar_ppo"]))
     assert (config.rounds, config.environment.envs, config.environment.steps, config.data.resolution) == (2, 2, 4, 16)
 
 
 def test_a_small_gpt_grows_on_stories(tmp_path: Path) -> None:
     text = ("+experiment=tinystories_ppo", "debug=fast", *SMALL_TEXT, "environment.batches=1")
-    figures = train(compose_config("run", resume_arguments(text)), tmp_path, Console(quiet=True))
-    assert figures["episode/score"] < 0, "bits per byte"
-    assert len(lines(tmp_path)) == 2
+    metrics = train(compose_config("run", resume_arguments(text)), tmp_path, Console(quiet=True))
+    assert metrics["episode/score"] < 0, "minus bits per byte"
+    assert len(read_metrics(tmp_path)) == 2
 
 
-def test_a_sweep_is_told_the_metric_it_asks_for(tmp_path: Path) -> None:
-    told = "optimized_metric=validation/greedy_score"
-    output = run(tmp_path, "-m", "rounds=1", "seed=0,1", told, "environment.envs=1")
+def test_a_sweep_can_optimize_a_metric_of_held_out_episodes(tmp_path: Path) -> None:
+    metric = "optimized_metric=validation/greedy_score"
+    output = run(tmp_path, "-m", "rounds=1", "seed=0,1", metric, "environment.envs=1")
     assert output.count("round 1/1") == 2
     assert len(list(tmp_path.glob("multirun/tiny/*/*/summary.json"))) == 2

@@ -1,4 +1,4 @@
-"""What seeds are built from. Importing this package registers every blueprint it ships."""
+"""Blueprints: modules that seeds are built from. Importing this package registers its blueprints."""
 
 from esper.blueprints import cnn, transformer
 from esper.blueprints.registry import Blueprint, blueprint, blueprints, format_blueprints, register, topologies

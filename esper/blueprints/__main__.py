@@ -1,4 +1,4 @@
-"""python -m esper.blueprints: every blueprint with its parameter counts."""
+"""python -m esper.blueprints: list all blueprints with their parameter counts."""
 
 from esper.blueprints import format_blueprints, topologies
 

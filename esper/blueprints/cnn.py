@@ -1,7 +1,7 @@
-"""Seeds for convolutional hosts: features [batch, channels, height, width] in, the same shape out.
+"""Blueprints for convolutional hosts: features [batch, channels, height, width] in, the same shape out.
 
-Convolutional seeds are pre-activation residuals: GroupNorm and ReLU come first, the last convolution starts at zero.
-GroupNorm keeps no running statistics that could drift while the seed trains behind the host.
+Convolutional seeds are pre-activation residuals: GroupNorm and ReLU first, and the last convolution is initialised to
+zero. GroupNorm has no running statistics that could drift while the seed trains in isolation.
 """
 
 import torch
@@ -12,13 +12,13 @@ from esper.blueprints.layers import FadedNorm, Residual
 from esper.blueprints.registry import register
 from esper.flops import Flops, conv_flops, linear_flops
 
-GROUP_CHANNELS = 16  # per group, where there are enough channels; smaller groups are noisy
+GROUP_CHANNELS = 16  # minimum per group, if there are as many channels; the statistics of smaller groups are noisy
 
 
 class GroupNorm(nn.GroupNorm):
-    """torch's GroupNorm, safe on the detached features that a seed reads while it trains behind the host.
+    """torch's GroupNorm, for the detached features that a seed reads while it trains in isolation.
 
-    On CPU, torch's backward of GroupNorm in channels_last ends the process when the input requires no gradient.
+    On CPU, torch's backward pass of GroupNorm in channels_last crashes the process if the input requires no gradient.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def norm(channels: int) -> nn.Module:
     "cnn",
     "attention",
     lambda c: 2 * c * max(1, c // 4) + c,
-    "squeeze-excite: a gate per channel, 1 at birth",
+    "squeeze-excite: a gate per channel, initialised to 1",
     lambda c, p: linear_flops(c, max(1, c // 4)) + linear_flops(max(1, c // 4), c),
 )
 class SqueezeExcite(nn.Module):

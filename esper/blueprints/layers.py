@@ -1,14 +1,13 @@
-"""The two shapes that most seeds share. Both are exactly the identity at birth, and alive."""
+"""Two layers that most blueprints use. When new, both are exactly the identity and have non-zero gradients."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """x + branch(x), where the branch's last layer starts at zero.
+    """x + branch(x), with the branch's last layer initialised to zero.
 
-    Nothing stands behind that layer, so its gradient is neither blocked by a non-linearity nor amplified by a
-    normalisation.
+    Nothing follows that layer in the branch, so no non-linearity blocks its gradient and no normalisation amplifies it.
     """
 
     def __init__(self, *branch: nn.Module) -> None:
@@ -23,7 +22,7 @@ class Residual(nn.Module):
 
 
 class FadedNorm(nn.Module):
-    """A normalisation, faded in by a learned scale that starts at zero."""
+    """A normalisation, faded in by a learned scale that is initialised to zero."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Blueprints by name: what a seed can be built from."""
+"""The registry of blueprints, by topology and name."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -13,10 +13,15 @@ Factory = Callable[..., nn.Module]
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A kind of seed.
+    """What a seed is built from.
 
-    `parameters` is its stated number of parameters for a number of channels; `work` its stated cost for a number of
-    channels and of positions, which are pixels or tokens. A blueprint may leave that open; then it is counted.
+    Arguments:
+        name: unique in its topology
+        topology: the kind of host that it fits, such as cnn or transformer
+        description: one line for the listing
+        parameters: number of parameters, from the number of channels
+        factory: builds the module: (channels, **arguments) -> nn.Module
+        flops: cost of one sample, from the number of channels and of positions (pixels or tokens); None measures it
     """
 
     name: str
@@ -27,11 +32,11 @@ class Blueprint:
     flops: Callable[[int, int], Flops] | None = None
 
     def build(self, channels: int, **arguments: object) -> nn.Module:
-        """A seed for `channels` channels: shape-preserving, the identity at birth, and ready to learn."""
-        known = [name for name in inspect.signature(self.factory).parameters if name != "channels"]
+        """A new module for `channels` channels: it keeps the shape, is the identity, and has a non-zero gradient."""
+        names = [name for name in inspect.signature(self.factory).parameters if name != "channels"]
         for argument in arguments:
-            if argument not in known:
-                allowed = ", ".join(known) or "none"
+            if argument not in names:
+                allowed = ", ".join(names) or "none"
                 raise ValueError(
                     f"{self.topology} blueprint {self.name}: argument {argument} is unknown; allowed: {allowed}."
                 )
@@ -48,16 +53,16 @@ def register(
     description: str,
     flops: Callable[[int, int], Flops] | None = None,
 ) -> Callable[[Factory], Factory]:
-    """Make a factory of seeds known: a callable (channels, **arguments) -> nn.Module; the rest is as in Blueprint."""
+    """Decorator that registers a factory (channels, **arguments) -> nn.Module; the arguments are those of Blueprint."""
 
-    def keep(factory: Factory) -> Factory:
+    def add(factory: Factory) -> Factory:
         family = _REGISTRY.setdefault(topology, {})
         if name in family:
-            raise ValueError(f"{topology} blueprint {name} is registered already; choose another name.")
+            raise ValueError(f"{topology} blueprint {name} is already registered; choose another name.")
         family[name] = Blueprint(name, topology, description, parameters, factory, flops)
         return factory
 
-    return keep
+    return add
 
 
 def blueprints(topology: str) -> dict[str, Blueprint]:
@@ -76,16 +81,17 @@ def blueprint(topology: str, name: str) -> Blueprint:
 
 
 def topologies() -> tuple[str, ...]:
+    """All topologies that have blueprints."""
     return tuple(_REGISTRY)
 
 
 def format_blueprints(topology: str, channels: Sequence[int]) -> str:
     """A table of a topology's blueprints with their parameter counts, smallest first."""
     rows = sorted(blueprints(topology).values(), key=lambda entry: entry.parameters(channels[-1]))
-    head = f"{topology + ' blueprint':<24}" + "".join(f"{f'C={c}':>11}" for c in channels)
+    header = f"{topology + ' blueprint':<24}" + "".join(f"{f'C={c}':>11}" for c in channels)
     return "\n".join(
         [
-            head,
+            header,
             *(
                 f"{e.name:<24}" + "".join(f"{e.parameters(c):>11,}" for c in channels) + f"  {e.description}"
                 for e in rows

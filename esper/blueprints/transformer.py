@@ -1,6 +1,6 @@
-"""Seeds for transformer hosts: features [batch, time, channels] in, the same shape out.
+"""Blueprints for transformer hosts: features [batch, time, channels] in, the same shape out.
 
-No seed lets a position see a later one.
+All are causal: no position depends on a later one.
 """
 
 import torch
@@ -27,7 +27,7 @@ def norm(channels: int) -> nn.Module:
     "transformer",
     "lora",
     lambda d: 16 * d,
-    "linear change of rank 8",
+    "residual linear layer of rank 8",
     lambda d, p: linear_flops(d, 8, p) + linear_flops(8, d, p),
 )
 def lora(channels: int, rank: int = 8) -> nn.Module:
@@ -38,7 +38,7 @@ def lora(channels: int, rank: int = 8) -> nn.Module:
     "transformer",
     "lora_large",
     lambda d: 64 * d,
-    "linear change of rank 32",
+    "residual linear layer of rank 32",
     lambda d, p: linear_flops(d, 32, p) + linear_flops(32, d, p),
 )
 def lora_large(channels: int, rank: int = 32) -> nn.Module:
@@ -46,7 +46,7 @@ def lora_large(channels: int, rank: int = 32) -> nn.Module:
 
 
 class CausalAttention(nn.Module):
-    """Self-attention without its output projection."""
+    """Causal self-attention without its output projection."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def attention(channels: int, heads: int = 4) -> nn.Module:
     "transformer",
     "mlp_small",
     lambda d: 4 * d * d + 3 * d,
-    "two layers, twice as wide inside",
+    "two linear layers, hidden width 2x",
     lambda d, p: linear_flops(d, 2 * d, p) + linear_flops(2 * d, d, p),
 )
 def mlp_small(channels: int, expansion: int = 2) -> nn.Module:
@@ -87,7 +87,7 @@ def mlp_small(channels: int, expansion: int = 2) -> nn.Module:
     "transformer",
     "mlp",
     lambda d: 8 * d * d + 5 * d,
-    "two layers, four times as wide inside",
+    "two linear layers, hidden width 4x",
     lambda d, p: linear_flops(d, 4 * d, p) + linear_flops(4 * d, d, p),
 )
 def mlp(channels: int, expansion: int = 4) -> nn.Module:
@@ -95,7 +95,7 @@ def mlp(channels: int, expansion: int = 4) -> nn.Module:
 
 
 class Window(nn.Module):
-    """Each position with those before it, side by side: [batch, time, channels] -> [batch, time, size x channels]"""
+    """Concatenates the last `size` positions: [batch, time, channels] -> [batch, time, size x channels]."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -103,15 +103,15 @@ class Window(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         time = x.shape[1]
-        before = F.pad(x, (0, 0, self.size - 1, 0))
-        return torch.cat([before[:, start : start + time] for start in range(self.size)], -1)
+        padded = F.pad(x, (0, 0, self.size - 1, 0))
+        return torch.cat([padded[:, start : start + time] for start in range(self.size)], -1)
 
 
 @register(
     "transformer",
     "window",
     lambda d: 5 * d * d + 2 * d,
-    "two layers over the last four positions",
+    "two linear layers over the last four positions",
     lambda d, p: linear_flops(4 * d, d, p) + linear_flops(d, d, p),
 )
 def window(channels: int, size: int = 4) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Trained controllers: where they came from, what they learned on, and the policies inside."""
+"""Trained controllers: find, load, save and export them; resume runs and evaluations."""
 
 from esper.checkpoints.controllers import (
     TrainedController,

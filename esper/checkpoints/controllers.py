@@ -1,4 +1,4 @@
-"""Trained controllers: from a checkpoint to a policy that acts, and back into one small file."""
+"""Load trained controllers from checkpoints, and export them as one small file."""
 
 import hashlib
 import json
@@ -18,16 +18,16 @@ from esper.controllers import Policy
 from esper.lifecycle import Layout
 from esper.ppo import AtomicCheckpointIO, Checkpoint, CheckpointMetadata, TrainingHistory, read_checkpoint
 
-POLICY_PREFIX = "policy."  # of the policy's weights in a checkpoint
-CRITIC_PREFIX = "critic."  # of the critic's weights in a policy
-TRAINING_KEYS = ("name", "policy", "ppo", "collector", "seed", "rounds", "start")  # how a controller was trained
+POLICY_PREFIX = "policy."  # of names of the policy's weights in a checkpoint
+CRITIC_PREFIX = "critic."  # of names of the critic's weights in a policy
+TRAINING_KEYS = ("name", "policy", "ppo", "collector", "seed", "rounds", "start")  # exported besides the task
 
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """How a controller was trained and what that cost, with the controller it started from."""
+    """How a controller was trained and what that cost, including the controller in `start`."""
 
-    weights: str  # digest
+    weights: str  # digest of the policy's weights
     seed: int  # of the run
     rounds: int
     episodes: int
@@ -44,18 +44,18 @@ class TrainingInfo:
 
 @dataclass(frozen=True)
 class TrainedController:
-    """A trained controller."""
+    """A trained controller and what is known of its training."""
 
-    label: str  # its name in episode records: the path of its checkpoint
+    label: str  # name in episode records: the path of the checkpoint, or pretrained/...
     policy: Policy
     weights_digest: str
-    training_digest: str  # of task and settings; controllers with equal digests differ in their seed alone
-    task: Mapping[str, Any]  # that it was trained on, flat
+    training_digest: str  # of task and settings; controllers with equal digests differ only in their seed
+    task: Mapping[str, Any]  # flat settings of the task that it was trained on
     info: TrainingInfo
 
 
 def load_controller(name: str, layout: Layout) -> TrainedController:
-    """A trained controller for environments of this layout; refused by the key that does not fit."""
+    """A trained controller for environments of this layout; refused if it cannot act in them."""
     path = find_checkpoint(name)
     origin, checkpoint = read_origin(path), read_checkpoint(path)
     metadata = checkpoint.metadata
@@ -77,16 +77,19 @@ def load_controller(name: str, layout: Layout) -> TrainedController:
         command=f"python -m esper.run {shlex.join(origin.overrides)}",
     )
     task = {**task_settings(origin.config), "slots.blueprints": list(metadata.layout.blueprints)}
-    settings = task_settings(origin.config, ("policy", "ppo"))
-    if start := origin.config.get("start"):
+    digest = _training_digest(task, origin.config)
+    return TrainedController(checkpoint_label(name), policy.eval(), info.weights, digest, task, info)
+
+
+def _training_digest(task: Mapping[str, Any], config: DictConfig) -> str:
+    settings = task_settings(config, ("policy", "ppo"))
+    if start := config.get("start"):
         settings["start"] = start
-    described = json.dumps([task, settings], sort_keys=True).encode()
-    training_digest = hashlib.blake2b(described, digest_size=8).hexdigest()
-    return TrainedController(checkpoint_label(name), policy.eval(), info.weights, training_digest, task, info)
+    return hashlib.blake2b(json.dumps([task, settings], sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _total_cost(origin: TrainingOrigin, metadata: CheckpointMetadata, policy: Policy) -> dict[str, Any]:
-    """Length and cost of a controller's training, with those of the controller it started from."""
+    """Length and cost of a controller's training, including those of the controller in `start`."""
     counters = metadata.counters
     own: dict[str, float | None] = {
         "rounds": counters.rounds,
@@ -94,24 +97,24 @@ def _total_cost(origin: TrainingOrigin, metadata: CheckpointMetadata, policy: Po
         "decisions": counters.decisions,
         **origin.costs(counters, policy),
     }
-    both = {key: (value, metadata.start_cost.get(key, 0)) for key, value in own.items()}
-    return {key: None if value is None or start is None else value + start for key, (value, start) in both.items()}
+    pairs = {key: (value, metadata.start_cost.get(key, 0)) for key, value in own.items()}
+    return {key: None if value is None or start is None else value + start for key, (value, start) in pairs.items()}
 
 
 def load_start_weights(name: str, policy: Policy) -> dict[str, float | None]:
-    """Load a trained controller's weights into a policy, except for its critic, which fits its own task only.
+    """Load a trained controller's weights into a policy, except for the critic, which is specific to its task.
 
-    Returns what that controller's training cost, which is part of the cost of the new one.
+    Returns the length and cost of that controller's training, which are added to those of the new one.
     """
     path = find_checkpoint(name, "start")
     checkpoint = read_checkpoint(path)
     check_transferable(checkpoint.metadata.layout, policy.layout, f"start={name}")
     weights = {key: value for key, value in _policy_weights(checkpoint).items() if not key.startswith(CRITIC_PREFIX)}
-    wanted = {key: value for key, value in policy.state_dict().items() if not key.startswith(CRITIC_PREFIX)}
-    if any(_shape(weights, key) != _shape(wanted, key) for key in {**weights, **wanted}):
+    expected = {key: value for key, value in policy.state_dict().items() if not key.startswith(CRITIC_PREFIX)}
+    if any(_shape(weights, key) != _shape(expected, key) for key in {**weights, **expected}):
         sizes = checkpoint.metadata.sizes
-        changed = [f"policy.{key}={value}" for key, value in sizes.items() if policy.sizes[key] != value]
-        raise ValueError(f"start={name}: has another network than this run; it has {', '.join(changed)}.")
+        different = [f"policy.{key}={value}" for key, value in sizes.items() if policy.sizes[key] != value]
+        raise ValueError(f"start={name}: must have the network of this run, but has {', '.join(different)}.")
     policy.load_state_dict(weights, strict=False)
     return _total_cost(read_origin(path), checkpoint.metadata, policy)
 
@@ -121,21 +124,21 @@ def _shape(weights: Mapping[str, Tensor], key: str) -> tuple[int, ...] | None:
 
 
 def load_controllers(names: Sequence[str], layout: Layout) -> list[TrainedController]:
-    """Several trained controllers; each must come from another run, since each counts as one repetition."""
-    found: dict[str, str] = {}
+    """Several trained controllers, each from another run: each counts as one repetition."""
+    runs: dict[str, str] = {}
     for name in names:
         run = read_origin(find_checkpoint(name)).identity
-        if run in found:
-            raise ValueError(f"ckpt: {found[run]} and {name} are of the same run; each must come from another run.")
-        found[run] = name
+        if run in runs:
+            raise ValueError(f"ckpt: {runs[run]} and {name} are of the same run; each must come from another run.")
+        runs[run] = name
     return [load_controller(name, layout) for name in names]
 
 
 def save_controller(name: str, path: Path) -> int:
-    """Write a trained controller as one file that is used without its run's directory; returns its size in bytes.
+    """Export a trained controller as one file that needs no run directory; returns its size in bytes.
 
-    It holds the policy's weights and statistics, how it was trained, and the metrics of its rounds, but no optimizer
-    state: it can be evaluated anywhere, and another run can start from it, but its own run cannot be resumed from it.
+    The file has the policy's weights and statistics, how it was trained, and the metrics of its rounds, but no
+    optimizer state: it can be evaluated and be the `start` of another run, but a run cannot be resumed from it.
     """
     if path.exists():
         raise ValueError(f"{path}: exists already.")
@@ -163,7 +166,7 @@ def save_controller(name: str, path: Path) -> int:
 
 
 def _portable_config(config: DictConfig, layout: Layout) -> dict[str, Any]:
-    """The task and the training settings, without keys of one machine and with the resolved list of blueprints."""
+    """The task and the training settings, without keys of the machine and with the resolved list of blueprints."""
     portable = OmegaConf.masked_copy(config, [*TASK, *TRAINING_KEYS])
     for key in LOCAL_KEYS:
         if OmegaConf.select(portable, key) is not None:
@@ -180,31 +183,33 @@ def _policy_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:
-    found = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(digest_size=8)
     for name in sorted(weights):
-        found.update(name.encode())
-        found.update(weights[name].cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(name.encode())
+        digest.update(weights[name].cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
-def check_transferable(saved: Layout, here: Layout, described: str) -> None:
-    """Refuse a policy that cannot act here. Slots may have other names, but not another number; all else must be equal.
+def check_transferable(saved: Layout, current: Layout, argument: str) -> None:
+    """Refuse a policy that cannot act in this layout: all must be equal except for the names of slots.
 
-    `described` is how the policy is named on the command line.
+    `argument` is the key and value that name the policy on the command line.
     """
-    if len(saved.slots) != len(here.slots):
+    if len(saved.slots) != len(current.slots):
         raise ValueError(
-            f"{described}: was trained with the {len(saved.slots)} slots {', '.join(saved.slots)}, but here are "
-            f"the {len(here.slots)} slots {', '.join(here.slots)}; slots.names can select the same number."
+            f"{argument}: was trained with {len(saved.slots)} slots ({', '.join(saved.slots)}), but this task has "
+            f"{len(current.slots)} ({', '.join(current.slots)}); slots.names can select the same number."
         )
-    for head in {**saved.options, **here.options}:
-        then, now = saved.options.get(head, ()), here.options.get(head, ())
-        if head != "slot" and then != now:
+    for head in {**saved.options, **current.options}:
+        before, now = saved.options.get(head, ()), current.options.get(head, ())
+        if head != "slot" and before != now:
             raise ValueError(
-                f"{described}: was trained with {head} of {', '.join(then) or 'no choice'}, but here it is of "
-                f"{', '.join(now) or 'no choice'}; actions and slots.blueprints must be those it was trained with."
+                f"{argument}: was trained with {head} options {', '.join(before) or 'none'}, but this task has "
+                f"{', '.join(now) or 'none'}; actions and slots.blueprints must be those of its training."
             )
     for key in ("base", "slot", "blueprints", "users"):
-        before, now = getattr(saved, key), getattr(here, key)
-        if before != now:
-            raise ValueError(f"{described}: was trained with {key} {before}, but here they are {now}.")
+        if getattr(saved, key) != getattr(current, key):
+            raise ValueError(
+                f"{argument}: was trained with {key}={getattr(saved, key)}, but this task has "
+                f"{key}={getattr(current, key)}."
+            )

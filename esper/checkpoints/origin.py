@@ -1,4 +1,4 @@
-"""Where a trained controller came from: its run's directory, or, where it was saved as one file, that file."""
+"""The training run of a controller, read from its directory or from an exported controller."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,29 +16,29 @@ from esper.records import HELD_OUT, read_rounds
 from esper.renames import renamed_override
 
 SHIPPED = Path(__file__).parent.parent / "pretrained"
-DEFAULT_EXPERIMENT = "cifar_ppo"  # whose controllers are named by their seed alone
-PRETRAINED = {  # controllers that come with esper, by their name in `ckpt`
+DEFAULT_EXPERIMENT = "cifar_ppo"  # its controllers are named only by their seed
+PRETRAINED = {  # controllers shipped with esper, by their name in `ckpt`
     "pretrained": SHIPPED / f"{DEFAULT_EXPERIMENT}_0.pt",
     **{f"pretrained/{path.stem.removeprefix(f'{DEFAULT_EXPERIMENT}_')}": path for path in sorted(SHIPPED.glob("*.pt"))},
 }
 UPDATE_PASSES = 3  # cost of a forward and backward pass, in forward passes
 TIMES = ("time/environment", "time/policy", "time/update")
-SCORES = tuple(f"validation/{kind}_score" for kind in HELD_OUT)
-FIRST = ("decisions", "episode/score", "episode/gflops", "policy/epochs", *TIMES)  # metrics that identify a run
+HELD_OUT_SCORES = tuple(f"validation/{kind}_score" for kind in HELD_OUT)
+RUN_IDENTITY = ("decisions", "episode/score", "episode/gflops", "policy/epochs", *TIMES)  # metrics of round 1
 
 
 @dataclass(frozen=True)
 class TrainingOrigin:
     """How a controller was trained."""
 
-    place: Path  # its run's directory, or its file
+    place: Path  # directory of the run, or the exported file
     overrides: Sequence[str]
     config: DictConfig
     trained_on: str  # host and data, by the names of their presets
     rounds: Sequence[Mapping[str, Any]]  # metrics of each round; empty if they were not recorded
 
     def costs(self, counters: Counters, policy: Policy) -> dict[str, float | None]:
-        """GFLOPs of hosts and policy, and seconds, of the whole training; None if its rounds were not recorded."""
+        """GFLOPs of hosts and policy, and seconds, of the whole training; None if rounds were not recorded."""
         lines = self._until(counters.rounds)
         if len(lines) < counters.rounds or not counters.rounds:
             return {"gflops": None, "seconds": None}
@@ -53,16 +53,16 @@ class TrainingOrigin:
         """Whether greedy actions scored higher than sampled ones on the last held-out episodes.
 
         A policy for which WAIT is always the most likely op never acts when it is greedy. Without held-out episodes
-        the controller samples, as it did in training.
+        the controller samples, as in training.
         """
-        scores = [[line.get(name) for name in SCORES] for line in self._until(rounds)]
+        scores = [[line.get(name) for name in HELD_OUT_SCORES] for line in self._until(rounds)]
         known = [(greedy, sampled) for greedy, sampled in scores if greedy is not None and sampled is not None]
         return bool(known) and known[-1][0] >= known[-1][1]
 
     @property
     def identity(self) -> str:
-        """Equal for all files of one run: the metrics of its first round."""
-        first = {key: self.rounds[0].get(key) for key in FIRST} if self.rounds else str(self.place.resolve())
+        """Equal for all checkpoints of one run: the metrics of its first round."""
+        first = {key: self.rounds[0].get(key) for key in RUN_IDENTITY} if self.rounds else str(self.place.resolve())
         return json.dumps(first)
 
     def _until(self, rounds: int) -> list[Mapping[str, Any]]:
@@ -70,18 +70,18 @@ class TrainingOrigin:
 
 
 def find_checkpoint(name: str, key: str = "ckpt") -> Path:
-    """The file of a checkpoint, given its path, its run's directory, or the name of one that comes with esper.
+    """The file of a checkpoint, given its path, the directory of its run, or the name of a shipped controller.
 
-    `key` is the key that it is the value of, for messages.
+    `key` is the configuration key that has the name as its value, for messages.
     """
     if name in PRETRAINED:
         return PRETRAINED[name]
     path = Path(name)
-    found = path / "checkpoints" / LAST if path.is_dir() else path
-    if not found.is_file():
+    file = path / "checkpoints" / LAST if path.is_dir() else path
+    if not file.is_file():
         reason = f"it has no checkpoints/{LAST}" if path.is_dir() else "there is no such file"
         raise ValueError(f"{key}={name}: must be a checkpoint, the directory of a run, or pretrained; {reason}.")
-    return found
+    return file
 
 
 def checkpoint_label(name: str) -> str:
@@ -90,7 +90,7 @@ def checkpoint_label(name: str) -> str:
 
 
 def read_origin(checkpoint: Path) -> TrainingOrigin:
-    """From the file itself, or else from the directory of its run."""
+    """How a controller was trained; read from the file if it is exported, else from the directory of its run."""
     history = read_checkpoint(checkpoint).metadata.training
     if history is not None:
         config, overrides = OmegaConf.create(dict(history.config)), list(map(renamed_override, history.overrides))
@@ -112,5 +112,5 @@ def _run_directory(checkpoint: Path) -> Path:
 def _run_config(run: Path) -> DictConfig:
     config = read_yaml(run / ".hydra" / "config.yaml")
     if not isinstance(config, DictConfig) or "policy" not in config:
-        raise ValueError(f"ckpt: {run}/.hydra/config.yaml is no configuration of a run that trained a policy.")
+        raise ValueError(f"ckpt: {run}/.hydra/config.yaml is not the configuration of a run that trains a policy.")
     return migrate_config(config)

@@ -1,4 +1,4 @@
-"""Going on with a run or an evaluation: where it is, and its configuration with what was said anew."""
+"""Resume a run, a sweep or an evaluation: find its directory and merge its configuration with new overrides."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,19 @@ from esper.config import compose_config, flatten, migrate_config, override_key
 from esper.renames import renamed_override
 
 OUTPUTS, MULTIRUN = Path("outputs"), Path("multirun")
-SWEEP = {"-m", "--multirun"}
+MULTIRUN_FLAGS = {"-m", "--multirun"}
 
 
 @dataclass(frozen=True)
 class ResumeKind:
-    """What can be resumed.
+    """A kind of job that can be resumed: a run or an evaluation.
 
     Arguments:
-        config: the name of its configuration
-        word: for it
-        file: in its directory, that shows it has begun
-        keys: which of its configuration's keys cannot change, or if `free`, which alone can
+        config: name of the configuration
+        word: name of the kind in messages
+        file: file or directory that a job has once it has begun
+        keys: keys that must not change; if `free`, the only keys that may change
+        free: how `keys` is meant
     """
 
     config: str
@@ -34,8 +35,8 @@ class ResumeKind:
     free: bool
 
     def may_change(self, key: str) -> bool:
-        named = any(key == name or key.startswith(f"{name}.") for name in self.keys)
-        return named == self.free
+        is_listed = any(key == name or key.startswith(f"{name}.") for name in self.keys)
+        return is_listed == self.free
 
     def is_one(self, directory: Path) -> bool:
         path = directory / ".hydra" / "config.yaml"
@@ -56,57 +57,56 @@ EVALUATION = ResumeKind(
 
 
 def resume_arguments(arguments: Sequence[str], kind: ResumeKind = RUN) -> list[str]:
-    """The command line as Hydra should see it.
+    """The command line that Hydra gets.
 
-    `debug=...` comes last, so that it wins over an experiment. A resumed run goes on in its own directory, with the
-    overrides it was started with before those that are typed now.
+    `debug=...` is last, so that it overrides an experiment. A resumed run writes into its own directory; its earlier
+    overrides are before the new ones.
     """
     rest = [argument for argument in arguments if override_key(argument) != "debug"]
     debug = [f"+{argument.lstrip('+')}" for argument in arguments if override_key(argument) == "debug"]
-    wanted = [argument.partition("=")[2] for argument in rest if override_key(argument) == "resume"]
-    if not wanted or wanted[-1] in ("null", ""):
+    requested = [argument.partition("=")[2] for argument in rest if override_key(argument) == "resume"]
+    if not requested or requested[-1] in ("null", ""):
         return rest + debug
-    if SWEEP & set(rest):
+    name = requested[-1]
+    if MULTIRUN_FLAGS & set(rest):
         if kind is not RUN:
-            raise SystemExit(f"resume={wanted[-1]}: goes on with one {kind.word}; it cannot be given to a sweep.")
-        typed = [argument for argument in rest if override_key(argument) != "resume" and argument not in SWEEP]
-        return ["-m", *_sweep_arguments(typed, find_sweep(wanted[-1])), *debug]
-    directory = find_run(wanted[-1], kind)
+            raise SystemExit(f"resume={name}: resumes one {kind.word}; leave out -m.")
+        new = [argument for argument in rest if override_key(argument) != "resume" and argument not in MULTIRUN_FLAGS]
+        return ["-m", *_sweep_arguments(new, find_sweep(name)), *debug]
+    directory = find_run(name, kind)
     earlier = read_overrides(directory)
-    typed = [argument for argument in rest if override_key(argument) != "resume"]
-    for argument in (*typed, *debug):
+    new = [argument for argument in rest if override_key(argument) != "resume"]
+    for argument in (*new, *debug):
         if override_key(argument) in ("experiment", "debug") and argument not in earlier:
-            raise SystemExit(f"{argument}: a resumed {kind.word} stays what it is; leave it out.")
-    anew = {override_key(argument) for argument in typed}
-    kept = [override for override in earlier if override_key(override) not in anew]
+            raise SystemExit(f"{argument}: cannot change in a resumed {kind.word}; leave it out.")
+    new_keys = {override_key(argument) for argument in new}
+    unchanged = [override for override in earlier if override_key(override) not in new_keys]
     quoted = str(directory).replace("'", "\\'")
-    own = [*kept, f"resume='{quoted}'", f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"]
-    place = next(index for index, argument in enumerate(rest) if override_key(argument) == "resume")
-    before = [argument for argument in rest[:place] if argument in typed]
-    return [*before, *own, *typed[len(before) :]]  # flags and what belongs to them stay together
+    own = [*unchanged, f"resume='{quoted}'", f"hydra.run.dir='{quoted}'", "hydra.output_subdir=null"]
+    position = next(index for index, argument in enumerate(rest) if override_key(argument) == "resume")
+    before = [argument for argument in rest[:position] if argument in new]
+    return [*before, *own, *new[len(before) :]]  # flags stay next to their values
 
 
-def _sweep_arguments(typed: Sequence[str], directory: Path) -> list[str]:
-    """The command line of a sweep, with what is typed now in its place, so that jobs keep their order."""
-    found = read_yaml(directory / "multirun.yaml")
-    if not isinstance(found, DictConfig) or "hydra" not in found:
-        raise SystemExit(f"resume={directory}: its multirun.yaml does not say what was swept.")
-    saved = OmegaConf.to_container(found.hydra.overrides, resolve=False)
-    assert isinstance(saved, dict)
-    earlier = [renamed_override(str(override)) for part in ("task", "hydra") for override in saved.get(part, [])]
+def _sweep_arguments(new: Sequence[str], directory: Path) -> list[str]:
+    """The command line of a sweep. New overrides replace earlier ones in position, so that jobs keep their order."""
+    saved = read_yaml(directory / "multirun.yaml")
+    if not isinstance(saved, DictConfig) or "hydra" not in saved:
+        raise SystemExit(f"resume={directory}: its multirun.yaml has no overrides of a sweep.")
+    overrides = OmegaConf.to_container(saved.hydra.overrides, resolve=False)
+    assert isinstance(overrides, dict)
+    earlier = [renamed_override(str(override)) for part in ("task", "hydra") for override in overrides.get(part, [])]
+    own = [override for override in earlier if override_key(override) not in ("hydra.mode", "sweep.skip_completed")]
     quoted = str(directory).replace("'", "\\'")
-    kept = [override for override in earlier if override_key(override) not in ("hydra.mode", "sweep.skip_completed")]
-    return list(
-        {override_key(override): override for override in (*kept, *typed, f"hydra.sweep.dir='{quoted}'")}.values()
-    )
+    return list({override_key(override): override for override in (*own, *new, f"hydra.sweep.dir='{quoted}'")}.values())
 
 
 def find_run(name: str, kind: ResumeKind = RUN) -> Path:
-    """The directory that is meant."""
+    """The directory of a run or an evaluation; `latest` is the one that was written last."""
     if name != "latest":
         directory = Path(name)
         if not kind.is_one(directory):
-            raise SystemExit(f"resume={name}: is no {kind.word}'s directory; it has no .hydra/config.yaml of one.")
+            raise SystemExit(f"resume={name}: must be latest or the directory of the {kind.word} to resume.")
         return directory
     begun = [path for path in OUTPUTS.glob(f"**/{kind.file}") if kind.is_one(path.parent)]
     if not begun:
@@ -115,10 +115,10 @@ def find_run(name: str, kind: ResumeKind = RUN) -> Path:
 
 
 def find_sweep(name: str) -> Path:
-    """The directory of the sweep that is meant."""
+    """The directory of a sweep; `latest` is the one that was started last."""
     if name != "latest":
         if not (Path(name) / "multirun.yaml").is_file():
-            raise SystemExit(f"resume={name}: is no sweep's directory; it has no multirun.yaml.")
+            raise SystemExit(f"resume={name}: must be latest or the directory of the sweep to resume.")
         return Path(name)
     begun = list(MULTIRUN.glob("**/multirun.yaml"))
     if not begun:
@@ -129,19 +129,20 @@ def find_sweep(name: str) -> Path:
 def merge_overrides(
     typed: DictConfig, directory: Path, kind: ResumeKind = RUN, overrides: Sequence[str] = ()
 ) -> tuple[DictConfig, list[str]]:
-    """The saved configuration with what was typed now, and how it differs.
+    """The saved configuration with the new overrides applied, and a description of each change.
 
-    `typed` is composed from all `overrides`, earlier and new; what the new ones change in it, they change in the saved.
+    `typed` is composed from all `overrides`, earlier and new. Its differences to the composition of the earlier ones
+    are applied to the saved configuration.
     """
-    found = OmegaConf.load(directory / ".hydra" / "config.yaml")
-    assert isinstance(found, DictConfig)
-    saved = migrate_config(found)
+    loaded = OmegaConf.load(directory / ".hydra" / "config.yaml")
+    assert isinstance(loaded, DictConfig)
+    saved = migrate_config(loaded)
     earlier = read_overrides(directory)
     before, after = flatten(compose_config(kind.config, earlier)), flatten(typed)
-    there = flatten(saved)
+    saved_values = flatten(saved)
     for key in (override_key(override) for override in overrides if override not in earlier):
-        if key in before and key in there:
-            before[key] = there[key]  # a preset may have changed since; what is typed wins over what was saved
+        if key in before and key in saved_values:
+            before[key] = saved_values[key]  # a preset may have changed since; new overrides win over saved values
     after["resume"] = before["resume"] = None
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     for key in changed:
@@ -158,21 +159,21 @@ def merge_overrides(
     return saved, [f"{key}: {before.get(key)} -> {after.get(key)}" for key in changed]
 
 
-def _highest_removed(key: str, there: Mapping[str, Any]) -> tuple[str, str]:
-    """The parent and name of the highest node above a key of which nothing is left."""
+def _highest_removed(key: str, values: Mapping[str, Any]) -> tuple[str, str]:
+    """The parent and name of the highest node above a key that has no values left."""
     parts = key.split(".")
     for count in range(1, len(parts)):
         prefix = ".".join(parts[:count])
-        if prefix not in there and not any(other.startswith(f"{prefix}.") for other in there):
+        if prefix not in values and not any(other.startswith(f"{prefix}.") for other in values):
             parts = parts[:count]
             break
     return ".".join(parts[:-1]), parts[-1]
 
 
 def save_config(config: DictConfig, directory: Path, overrides: Sequence[str]) -> None:
-    """So that the next resume knows what was changed by this one."""
-    kept = [override for override in overrides if override_key(override) != "resume"]
-    for name, content in (("config", OmegaConf.to_yaml(config)), ("overrides", OmegaConf.to_yaml(kept))):
+    """Write configuration and overrides into the .hydra directory atomically; the next resume starts from them."""
+    own = [override for override in overrides if override_key(override) != "resume"]
+    for name, content in (("config", OmegaConf.to_yaml(config)), ("overrides", OmegaConf.to_yaml(own))):
         path = directory / ".hydra" / f"{name}.yaml"
         unfinished = path.with_suffix(".part")
         unfinished.write_text(content)

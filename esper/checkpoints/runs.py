@@ -1,4 +1,4 @@
-"""The directories of runs, evaluations and sweeps, and what Hydra has written into them."""
+"""Directories of runs, evaluations and sweeps, and the files that Hydra writes into them."""
 
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,16 @@ from esper.renames import renamed_override
 
 
 def list_runs(directory: Path) -> list[Path]:
-    """The directory itself, or, if it is a sweep's, those of its jobs in their order."""
+    """The directory itself, or, for the directory of a sweep, those of its jobs in order."""
     if not (directory / "multirun.yaml").is_file():
         return [directory]
-    found = {path.parent.parent for path in directory.glob("**/.hydra/config.yaml")}
-    jobs = [job for job in found if found.isdisjoint(job.parents)]  # what lies in a job is not one
+    runs = {path.parent.parent for path in directory.glob("**/.hydra/config.yaml")}
+    jobs = [run for run in runs if runs.isdisjoint(run.parents)]  # a run inside a job is not a job
     return sorted(jobs, key=lambda job: (len(str(job)), job)) or [directory]
 
 
 def read_yaml(path: Path) -> Any:
-    """A file of a run's .hydra directory; None if there is none."""
+    """The content of a YAML file; None if it does not exist."""
     try:
         return OmegaConf.load(path) if path.is_file() else None
     except (OSError, YAMLError):
@@ -27,14 +27,14 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_overrides(directory: Path) -> list[str]:
-    """What a run was started and resumed with."""
-    found = read_yaml(directory / ".hydra" / "overrides.yaml")
-    plain = OmegaConf.to_container(found, resolve=False) if isinstance(found, ListConfig) else []
+    """All overrides that a run was started and resumed with."""
+    saved = read_yaml(directory / ".hydra" / "overrides.yaml")
+    plain = OmegaConf.to_container(saved, resolve=False) if isinstance(saved, ListConfig) else []
     return [renamed_override(str(override)) for override in plain] if isinstance(plain, list) else []
 
 
 def preset_names(directory: Path) -> str:
-    """Host and data that a run had, by the names of their presets."""
-    found = read_yaml(directory / ".hydra" / "hydra.yaml")
-    choices = (OmegaConf.select(found, "hydra.runtime.choices") if isinstance(found, DictConfig) else None) or {}
+    """Host and data of a run, by the names of their presets."""
+    saved = read_yaml(directory / ".hydra" / "hydra.yaml")
+    choices = (OmegaConf.select(saved, "hydra.runtime.choices") if isinstance(saved, DictConfig) else None) or {}
     return f"{choices.get('host', 'a host')} on {choices.get('data', 'some data')}"

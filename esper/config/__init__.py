@@ -1,4 +1,4 @@
-"""Hydra configuration: composed, checked, and built into objects."""
+"""Hydra configuration: compose, check, and build objects from it."""
 
 from esper.config.build import (
     build,

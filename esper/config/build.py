@@ -1,4 +1,4 @@
-"""From a node of the configuration to the object it describes."""
+"""Build objects from nodes of the configuration."""
 
 import re
 from dataclasses import is_dataclass
@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from esper.blueprints import blueprints
 from esper.config.compose import CONF, compose_config, group_names
+from esper.config.overrides import flatten
 from esper.config.suggest import suggest
 from esper.data import DataError
 from esper.environment import Environment
@@ -23,35 +24,34 @@ from esper.renames import KEYS, TARGETS
 
 
 def load_preset(preset: str, **changes: object) -> Any:
-    """Build what a preset describes: `load_preset("host/cifar_baseline")`, `load_preset("data/cifar10", train=1000)`.
+    """Build the object of a preset: `load_preset("host/cifar_baseline")`, `load_preset("data/cifar10", train=1000)`.
 
-    Keyword arguments win over the preset's values.
+    Keyword arguments override the values of the preset.
     """
     group = preset.partition("/")[0]
     if not (CONF / f"{preset}.yaml").is_file():
         known = ", ".join(sorted(f"{group}/{path.stem}" for path in (CONF / group).glob("*.yaml")))
-        raise ValueError(f"preset={preset}: there is none of that name; there are {known or sorted(group_names())}.")
+        raise ValueError(f"preset={preset}: must be one of {known or ', '.join(sorted(group_names()))}.")
     node = compose_config(preset)[group]
     if "_target_" not in node:
-        raise ValueError(f"preset={preset}: is several in one; name one of them.")
+        raise ValueError(f"preset={preset}: has several parts and no _target_; choose a preset of one object.")
     return build(node, **changes, _partial_=False)
 
 
 def build(node: DictConfig, **changes: object) -> Any:
-    """Build what a node of a configuration describes; keyword arguments win over its values.
+    """Build the object that a node describes; keyword arguments override the values of the node.
 
-    Nothing that is built ever sees a piece of configuration: containers arrive as plain ones, objects as themselves.
+    Constructors get plain lists and dictionaries, never nodes of the configuration.
     """
+    _check_targets(node)
     target = node.get("_target_", "configuration")
-    if target in TARGETS:
-        raise ValueError(f"_target_={target}: is now {TARGETS[target]}.")
-    later = changes.pop("_partial_", node.get("_partial_", False))
-    objects = {key: value for key, value in changes.items() if is_dataclass(value)}  # Hydra would take them for config
-    rest = {key: value for key, value in changes.items() if key not in objects}
+    is_partial = changes.pop("_partial_", node.get("_partial_", False))
+    dataclasses = {key: value for key, value in changes.items() if is_dataclass(value)}  # Hydra would convert them
+    others = {key: value for key, value in changes.items() if key not in dataclasses}
     try:
-        make = partial(instantiate(node, **rest, _partial_=True, _convert_="object"), **objects)
-        return make if later else make()
-    except InstantiationException as error:  # Hydra's wrapper hides the sentence that says what is wrong
+        make = partial(instantiate(node, **others, _partial_=True, _convert_="object"), **dataclasses)
+        return make if is_partial else make()
+    except InstantiationException as error:  # Hydra wraps the message of the constructor in its own
         cause = error.__cause__
         if isinstance(cause, ValueError | DataError):
             raise cause from None
@@ -60,34 +60,40 @@ def build(node: DictConfig, **changes: object) -> Any:
     except (RuntimeError, MisconfigurationException) as error:
         raise ValueError(f"{target}: {str(error).splitlines()[0].rstrip('.')}.") from None
     except TypeError as error:
-        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if wrong:
-            word = str(wrong[1])
-            known = list(signature(get_class(target)).parameters)
-            new = next((new for old, new in KEYS.items() if old.endswith(f".{word}") and new in known), None)
-            hint = suggest(word, known) if new is None else f"it is now {new}"
-            raise ValueError(f"{target}: has no argument {word}; {hint}.") from None
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown:
+            key, known = str(unknown[1]), list(signature(get_class(target)).parameters)
+            new = next((new for old, new in KEYS.items() if old.endswith(f".{key}") and new in known), None)
+            hint = suggest(key, known) if new is None else f"it is now {new}"
+            raise ValueError(f"{target}: has no argument {key}; {hint}.") from None
         raise ValueError(f"{target}: {error}.") from None
 
 
+def _check_targets(node: DictConfig) -> None:
+    """Refuse targets of version 0.1, also of nested nodes."""
+    for key, value in flatten(node).items():
+        if key.rpartition(".")[2] == "_target_" and value in TARGETS:
+            raise ValueError(f"{key}={value}: is now {TARGETS[value]}.")
+
+
 def build_with(node: DictConfig, **offers: object) -> Any:
-    """Build a node with those of the offered arguments that it can take."""
-    takes = signature(get_object(node._target_)).parameters
-    return build(node, _partial_=False, **{name: value for name, value in offers.items() if name in takes})
+    """Build a node with those of the offered arguments that its target accepts."""
+    accepted = signature(get_object(node._target_)).parameters
+    return build(node, _partial_=False, **{name: value for name, value in offers.items() if name in accepted})
 
 
 def build_vector_env(config: DictConfig) -> Any:
-    """What a checked configuration lets a policy play: growing hosts, or another kind of environment."""
+    """The environment that a policy trains in: growing hosts, or another kind of environment."""
     if grows_hosts(config):
         return build_environment(config)
     offers = {"space": partial(build_action_space, config), "rules": partial(build, config.lifecycle)}
-    takes = signature(get_object(config.environment._target_)).parameters
-    found = {name: make() for name, make in offers.items() if name in takes}
-    return build_with(config.environment, **found, reward=build(config.reward))
+    accepted = signature(get_object(config.environment._target_)).parameters
+    built = {name: make() for name, make in offers.items() if name in accepted}
+    return build_with(config.environment, **built, reward=build(config.reward))
 
 
 def build_environment(config: DictConfig, envs: int | None = None) -> Environment:
-    """The environment that a checked configuration describes; `envs` wins over its number of environments."""
+    """The environment of growing hosts; `envs` overrides the number of environments."""
     changes = {} if envs is None else {"envs": envs}
     environment: Environment = build(
         config.environment,
@@ -105,38 +111,38 @@ def build_environment(config: DictConfig, envs: int | None = None) -> Environmen
 
 
 def build_action_space(config: DictConfig) -> ActionSpace:
-    """What may be done, in the slots of the host that a configuration has."""
+    """The action space over the slots of the configured host."""
     host = outline_host(config)
-    ordered = [slot.name for slot in host.slots if config.slots.names is None or slot.name in config.slots.names]
-    offered = config.slots.blueprints or list(blueprints(host.topology))
-    space: ActionSpace = build(config.actions, _partial_=False, slots=ordered, blueprints=list(offered))
+    slots = [slot.name for slot in host.slots if config.slots.names is None or slot.name in config.slots.names]
+    names = config.slots.blueprints or list(blueprints(host.topology))
+    space: ActionSpace = build(config.actions, _partial_=False, slots=slots, blueprints=list(names))
     return space
 
 
 def host_nodes(config: DictConfig) -> dict[str, DictConfig]:
-    """The configuration of the host, or of each of several that episodes draw from, by name."""
+    """The nodes of the hosts that episodes are drawn from, by name; a single host has the name host."""
     if "hosts" not in config.host:
         return {"host": config.host}
     if not config.host.hosts:
-        raise ValueError("host.hosts: must name one host or more, as host=cifar_mixed does.")
+        raise ValueError("host.hosts={}: must have at least one host; host=cifar_mixed is an example.")
     return {str(name): node for name, node in config.host.hosts.items()}
 
 
 def outline_host(config: DictConfig) -> Host:
-    """The host, or the first of several that have the same slots, without its weights."""
+    """The host on the meta device, without weights. Of several hosts it is the first; all must have the same slots."""
     with torch.device("meta"):
-        found: dict[str, Host] = {name: build(node) for name, node in host_nodes(config).items()}
-    (first, host), *others = found.items()
+        hosts: dict[str, Host] = {name: build(node) for name, node in host_nodes(config).items()}
+    (first, host), *others = hosts.items()
     for name, other in others:
-        names = [[slot.name for slot in some.slots] for some in (host, other)]
+        names = [[slot.name for slot in each.slots] for each in (host, other)]
         if names[0] != names[1] or host.topology != other.topology:
             raise ValueError(
-                f"host.hosts: {name} has other slots than {first} ({', '.join(names[1])}; {', '.join(names[0])}), and "
-                "a controller cannot play both."
+                f"host.hosts.{name}: must have the slots and the topology of {first} ({', '.join(names[0])}; "
+                f"{host.topology}), but has {', '.join(names[1])}; {other.topology}."
             )
     return host
 
 
 def grows_hosts(config: DictConfig) -> bool:
-    """Whether hosts are grown, rather than another kind of environment played."""
+    """Whether the environment is one of growing hosts."""
     return bool(config.environment._target_ == "esper.environment.Environment")

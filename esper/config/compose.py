@@ -1,4 +1,4 @@
-"""Where the configuration lives, and how it is composed outside of a command line."""
+"""The directory of the configuration, and its composition outside of a command line."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 _PACKAGED = Path(__file__).parent.parent / "conf"  # in an installed wheel
-BUILT_IN_PROVIDERS = ("hydra", "main", "schema")  # where Hydra finds configuration by itself
+BUILT_IN_PROVIDERS = ("hydra", "main", "schema")  # of the sources that Hydra searches by itself
 CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent.parent / "conf"
 
 
 def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """A configuration, composed as by the command line; a Hydra application that is running stays as it is."""
+    """Compose a configuration as the command line does; a running Hydra application is not changed."""
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -25,18 +25,19 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def _extra_search_path() -> list[str]:
-    """The directories of configuration that the running application was given besides ours, as an override."""
+    """An override with the search path that the user added to the running application."""
     sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-    given = [f"'{source.schema}://{source.path}'" for source in sources if source.provider not in BUILT_IN_PROVIDERS]
-    return [f"hydra.searchpath=[{','.join(given)}]"] if given else []
+    added = [f"'{source.schema}://{source.path}'" for source in sources if source.provider not in BUILT_IN_PROVIDERS]
+    return [f"hydra.searchpath=[{','.join(added)}]"] if added else []
 
 
 def group_names() -> list[str]:
+    """The top-level groups of the configuration."""
     return [path.name for path in CONF.iterdir() if path.is_dir()]
 
 
 def chosen_options() -> dict[str, str]:
-    """Which option of each group a run on the command line has."""
+    """The chosen option of each group; empty outside of a Hydra application."""
     if not HydraConfig.initialized():
         return {}
     choices = HydraConfig.get().runtime.choices

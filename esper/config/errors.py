@@ -13,45 +13,56 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from esper.config.compose import CONF, compose_config
+from esper.config.compose import compose_config, group_names
 from esper.config.suggest import suggest
 
 
 def run_app(main: Callable[[], None], name: str) -> None:
-    """Run a Hydra application; what it cannot understand of the command line is said in one sentence."""
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # lets its errors come here
+    """Run a Hydra application; exit with one sentence if its command line is wrong.
+
+    `name` is that of the application's configuration.
+    """
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its errors instead of printing them
     warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema")  # our launchers
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(_sentence(error, name))
+        sys.exit(_describe_error(error, name))
     except PermissionError as error:
         sys.exit(f"{error.filename}: {error.strerror}.")
     except KeyboardInterrupt:
-        sys.exit(130)  # as shells have it
+        sys.exit(130)  # the exit code that shells use
 
 
-def _sentence(error: Exception, name: str) -> str:
+def _describe_error(error: Exception, name: str) -> str:
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
-        more = "; pip install 'esper[sweep]' brings more" if group.startswith("hydra/") else ""
-        return f"{group}={option}: there is no such option; there are {', '.join(error.options)}{more}."
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    wrong = re.match(r"Could not (?:override|append to config|delete from config).*'([^']+)'", lines[0])
-    if isinstance(error, ConfigCompositionException) and wrong:
-        config = compose_config(name)
-        keys = [str(key) for key in config] + [path.name for path in CONF.iterdir() if path.is_dir()]
-        key = str(wrong[1])
-        parent, _, _ = key.rpartition(".")
-        found = OmegaConf.select(config, parent) if parent else None
-        if isinstance(found, DictConfig):
-            keys = [f"{parent}.{name}" for name in map(str, found)]
-        return f"{key}: there is no such key; {suggest(key, keys)}."
-    return " ".join(lines)
+        hint = "; pip install 'esper[sweep]' adds more" if group.startswith("hydra/") else ""
+        return f"{group}={option}: there is no such option; there are {', '.join(error.options)}{hint}."
+    lines = [line.strip() for line in (str(error) or str(error.__cause__)).splitlines() if line.strip()]
+    message = lines[0] if lines else type(error).__name__
+    refused = re.match(r"Could not (?:override|append to config|delete from config).*'([^']+)'", message)
+    if not isinstance(error, ConfigCompositionException) or refused is None:
+        return " ".join(lines) or message
+    key = str(refused[1])
+    if "already at" in message:
+        return f"{key}: exists already; set it without +."
+    if "No match in the defaults list" in message and key in group_names():
+        return f"{key}: is not in the defaults list; add it with +{key}=OPTION."
+    return f"{key}: there is no such key; {suggest(key, _known_keys(compose_config(name), key))}."
+
+
+def _known_keys(config: DictConfig, key: str) -> list[str]:
+    """The keys next to a wrong one; those at the top, and the groups, if its parent does not exist."""
+    parent = key.rpartition(".")[0]
+    node = OmegaConf.select(config, parent) if parent else None
+    if isinstance(node, DictConfig):
+        return [f"{parent}.{child}" for child in map(str, node)]
+    return [*map(str, config), *group_names()]
 
 
 def remove_empty_run(directory: Path) -> None:
-    """What Hydra has written for a run that did not begin; whatever else is there stays."""
+    """Remove the directory of a run that did not begin, if it has only Hydra's files."""
     logs = list(directory.glob("*.log"))
     if set(directory.iterdir()) <= {directory / ".hydra", *logs}:
         shutil.rmtree(directory / ".hydra", ignore_errors=True)

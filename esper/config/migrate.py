@@ -1,4 +1,4 @@
-"""Configurations and overrides of version 0.1, under today's names."""
+"""Conversion of configurations of version 0.1, and refusal of its names on the command line."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,30 +10,29 @@ from esper.renames import TARGETS, renamed_key, renamed_override
 
 
 def migrate_config(config: DictConfig) -> DictConfig:
-    """The same configuration with renamed keys and targets; interpolations stay as they are written."""
-    plain = OmegaConf.to_container(config, resolve=False)
-    migrated: DictConfig = OmegaConf.create(_migrated(plain, ""))
+    """A configuration with keys and targets renamed; interpolations are not resolved."""
+    migrated: DictConfig = OmegaConf.create(_migrate(OmegaConf.to_container(config, resolve=False), ""))
     return migrated
 
 
-def _migrated(node: Any, path: str) -> Any:
+def _migrate(node: Any, path: str) -> Any:
     if isinstance(node, list):
-        return [_migrated(entry, path) for entry in node]
+        return [_migrate(entry, path) for entry in node]
     if not isinstance(node, dict):
         return node
-    found = {}
+    migrated = {}
     for key, value in node.items():
-        full = f"{path}.{key}" if path else str(key)
-        name = (renamed_key(full) or full).rpartition(".")[2]
+        full_key = f"{path}.{key}" if path else str(key)
+        new = (renamed_key(full_key) or full_key).rpartition(".")[2]
         if key == "_target_":
-            found[key] = TARGETS.get(value, value)
-        elif name == key or name not in node:
-            found[name] = _migrated(value, full)
-    return found
+            migrated[key] = TARGETS.get(value, value)
+        elif new == key or new not in node:
+            migrated[new] = _migrate(value, full_key)
+    return migrated
 
 
 def check_renamed(arguments: Sequence[str]) -> None:
-    """Refuse a key or option that is typed by an old name, in a sentence that has the new one."""
+    """Refuse keys and options of version 0.1 on the command line; the message has the new name."""
     for argument in arguments:
         new = renamed_override(argument)
         if new == argument:

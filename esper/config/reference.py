@@ -1,6 +1,6 @@
-"""The reference of all configuration, docs/configuration.md: made from conf/ and the docstrings of what it builds.
+"""Generate docs/configuration.md, the reference of all configuration, from conf/ and docstrings.
 
-Rewrite the page after a change of either:
+Write the page again after a change of either:
 
     python -c "from esper.config.reference import configuration_page as p; open('docs/configuration.md','w').write(p())"
 """
@@ -17,7 +17,7 @@ from hydra.utils import get_object
 from esper.config.compose import CONF
 
 COMMANDS = ("run", "evaluate")
-USAGE = {  # what is typed to choose an option, where the defaults lists do not show it
+USAGE = {  # how to choose an option of groups that are not in a defaults list
     "controller": "+controller@controller.ARM=OPTION",
     "debug": "debug=OPTION",
     "hydra/launcher": "hydra/launcher=OPTION",
@@ -30,21 +30,21 @@ Set any key on the command line: `python -m esper.run +experiment=cifar_ppo roun
 option has the group in front: `lr` of `ppo` is `ppo.lr`. Choose an option by its name: `host=cifar_blind`.
 `--cfg job` prints the whole configuration of a command.
 
-`esper.config.reference` makes this page from `conf/` and from the docstrings of what `_target_` names."""
+`esper.config.reference` generates this page from `conf/` and from the docstrings of the targets (`_target_`)."""
 
 Row = tuple[str, str, str]  # key, default, meaning
 
 
 def configuration_page() -> str:
-    """Every key of every file in conf/, as a page in Markdown."""
+    """A page in Markdown with every key of every file in conf/."""
     keys = {name: [row for row in _rows(CONF / f"{name}.yaml") if row[0].split(".")[0] != "hydra"] for name in COMMANDS}
     known = {key: meaning for name in reversed(COMMANDS) for key, _, meaning in keys[name] if meaning}
     listed = list(dict.fromkeys(key.partition("@")[0] for rows in keys.values() for key, _, _ in rows))
-    found = sorted({path.parent.relative_to(CONF).as_posix() for path in CONF.glob("*/**/*.yaml")})
+    groups = sorted({path.parent.relative_to(CONF).as_posix() for path in CONF.glob("*/**/*.yaml")})
     parts = [INTRODUCTION]
     for name in COMMANDS:
         parts += [f"## Keys of esper.{name}", _table(keys[name], known)]
-    for group in [*(key for key in listed if key in found), *(group for group in found if group not in listed)]:
+    for group in [*(key for key in listed if key in groups), *(group for group in groups if group not in listed)]:
         typed = USAGE.get(group, f"{group}=OPTION" if group in listed else f"+{group}=OPTION")
         parts += [f"## {group}", f"`{typed}`" + (f": {known[group]}" if group in known else "")]
         for path in sorted((CONF / group).glob("*.yaml")):
@@ -54,7 +54,7 @@ def configuration_page() -> str:
 
 
 def _table(rows: Iterable[Row], known: Mapping[str, str]) -> str:
-    """Rows as a table; `known` has the meaning of keys that have none of their own."""
+    """Rows as a table; `known` has the meanings of keys whose row has none."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key, default, meaning in rows:
         cells = (f"`{key}`", f"`{default}`" if default else "", meaning or known.get(key, ""))
@@ -63,7 +63,7 @@ def _table(rows: Iterable[Row], known: Mapping[str, str]) -> str:
 
 
 def _opening(path: Path) -> Iterator[str]:
-    """What a file has on top: commands as code, other comments as a paragraph; and what it builds."""
+    """The comments at the top of a file, commands as code and others as a paragraph, and its target."""
     text = path.read_text()
     lines = [line[1:].strip() for line in takewhile(lambda line: line.startswith("#"), text.splitlines())]
     commands = [re.sub(r"\s{2,}(# )?", "  # ", line, count=1) for line in lines if line.startswith("python ")]
@@ -76,7 +76,7 @@ def _opening(path: Path) -> Iterator[str]:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    """The keys of a file. A key without a comment means what it means in the option that the file starts from."""
+    """The keys of a file. A key without a comment has the meaning of the same key in the file's base option."""
     text = path.read_text()
     bases = [item for item in yaml.safe_load(text).get("defaults", []) if isinstance(item, str)]
     files = [path.with_name(f"{base.partition('@')[0]}.yaml") for base in bases]
@@ -86,7 +86,7 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _walk(mapping: yaml.MappingNode, text: str, prefix: str) -> Iterator[Row]:
-    """A row for each key, down to what is written on one line."""
+    """A row for each key; nested keys too, unless they are on one line."""
     _, arguments = _documentation(_target(mapping))
     for key, value in mapping.value:
         if key.value == "defaults" and not prefix:
@@ -102,7 +102,7 @@ def _walk(mapping: yaml.MappingNode, text: str, prefix: str) -> Iterator[Row]:
 
 
 def _choices(defaults: yaml.SequenceNode, text: str) -> Iterator[Row]:
-    """The options that a defaults list chooses: of groups, or as named parts (`cifar_blind@hosts.cifar_blind`)."""
+    """The options in a defaults list: of groups, or as named parts (`cifar_blind@hosts.cifar_blind`)."""
     for item in defaults.value:
         if isinstance(item, yaml.MappingNode):
             ((key, value),) = item.value
@@ -113,14 +113,14 @@ def _choices(defaults: yaml.SequenceNode, text: str) -> Iterator[Row]:
 
 
 def _comment(text: str, first: yaml.Node, last: yaml.Node) -> str:
-    """The trailing comments of the lines that a key and its value take."""
+    """The trailing comments of the lines of a key and its value."""
     is_block = isinstance(last, yaml.SequenceNode) and not last.flow_style  # ends where the next key begins
     lines = text.splitlines()[first.start_mark.line : last.end_mark.line + (not is_block)]
     return "; ".join(found[1] for line in lines if (found := re.search(r"\s# (.*)$", line)))
 
 
 def _written(value: yaml.Node, text: str) -> str:
-    """A value as it is written, on one line."""
+    """The source text of a value, on one line."""
     if isinstance(value, yaml.ScalarNode):
         return value.value or '""'
     source = text[value.start_mark.index : value.end_mark.index]
@@ -136,7 +136,7 @@ def _target(node: yaml.Node) -> str:
 
 
 def _documentation(target: str) -> tuple[str, dict[str, str]]:
-    """The first paragraph and the arguments of a docstring of ours; those of libraries change with their versions."""
+    """The first paragraph and the arguments of a docstring; only of esper, since those of libraries change."""
     text = inspect.getdoc(get_object(target)) or "" if target.startswith("esper.") else ""
     first, (_, _, section) = text.partition("\n\n")[0], text.partition("Arguments:\n")
     entries = re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)

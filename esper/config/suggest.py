@@ -1,10 +1,10 @@
-"""The known name that a misspelt one probably stands for."""
+"""Suggestions for misspelt names."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 
 def suggest(key: str, known: Sequence[str]) -> str:
-    """The known key that was probably meant, in words."""
-    found = get_close_matches(key, known, 1, 0.0)
-    return f"the nearest is {found[0]}" if found else "there are none"
+    """The most similar known key, as the end of a message."""
+    matches = get_close_matches(key, known, 1, 0.0)
+    return f"the nearest is {matches[0]}" if matches else "there are none"

@@ -1,4 +1,4 @@
-"""Who decides about growth."""
+"""Controllers: what decides about growth."""
 
 from esper.controllers.controller import Controller, is_legal, make_action
 from esper.controllers.distribution import FactoredDistribution, Logits

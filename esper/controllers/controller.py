@@ -1,4 +1,4 @@
-"""What a controller is, and how one is asked for an action by the names of its options."""
+"""The Controller protocol, and helpers that build actions from the names of their options."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -13,19 +13,19 @@ Memory = TypeVar("Memory")
 
 
 class Controller(Protocol[Memory]):
-    """Decides for all environments. It keeps nothing itself: what it remembers goes through its caller."""
+    """Decides for all environments. It is stateless: its memory is passed in and returned."""
 
-    flops: int  # of a decision in one environment; rules are taken for free
+    flops: int  # of a decision in one environment; rules count as 0
 
     def begin(self, episode_seeds: Sequence[int]) -> Memory:
-        """The memory with which episodes of these seeds start; all chance of an episode follows from its own seed."""
+        """The memory at the start of the episodes; an episode's random draws depend on its own episode seed only."""
 
     def act(self, observation: Observation, memory: Memory) -> tuple[Tensor, Memory]:
-        """An action [envs, heads], and the memory for the next."""
+        """The actions, int64 [envs, heads], and the memory for the next step."""
 
 
 def make_action(space: ActionSpace, op: Op, **options: str) -> Tensor:
-    """One environment's action [heads] from names; heads that are not named take their usual option."""
+    """The action [heads] of one environment from option names; heads that are not named take their default option."""
     names = {"op": op.name, **options}
     chosen = [
         head.options.index(names[head.name]) if head.name in names else space.default_option(head.name)
@@ -39,15 +39,15 @@ def wait_action(space: ActionSpace) -> Tensor:
 
 
 def is_legal(space: ActionSpace, masks: Masks, env: int, op: Op, slot: str) -> bool:
-    """Whether an op may be done in a slot of one environment now."""
+    """Whether an op is legal in a slot of one environment."""
     if op not in space.ops:
         return False
     return bool(masks.slot[env, space.ops.index(op), space.slots.index(slot)])
 
 
 def first_available(space: ActionSpace, names: Sequence[str]) -> str:
-    """The first of some blueprints that this space has."""
-    found = next((name for name in names if name in space.blueprints), None)
-    if found is None:
-        raise ValueError(f"blueprint={list(names)}: none is in this space; it has {', '.join(space.blueprints)}.")
-    return found
+    """The first of some blueprints that the action space has."""
+    for name in names:
+        if name in space.blueprints:
+            return name
+    raise ValueError(f"blueprint={list(names)}: must have one of {', '.join(space.blueprints)}.")

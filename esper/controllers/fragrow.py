@@ -1,4 +1,4 @@
-"""Growth at intervals that the gap between training and validation sets."""
+"""Growth at intervals that depend on the gap between training and validation accuracy."""
 
 import math
 from collections.abc import Sequence
@@ -12,39 +12,39 @@ from esper.observation import Observation
 
 
 class FragrowController:
-    """Grows often while the host generalises, and seldom once it overfits; all that is grown is kept.
+    """Germinates often while the host generalises and rarely once it overfits; fossilises every seed.
 
-    The interval between germinations is Imax / (1 + e^(4 - gap)), where gap is training less validation accuracy, in
-    points.
+    The interval between germinations is max_interval / (1 + e^(4 - gap)), where gap is training minus validation
+    accuracy in points.
 
     Arguments:
         space: the action space
-        blueprint: the first of these that the host can have
-        longest: Imax, as a share of the episode
-        latest: share of the episode after which nothing germinates, for a seed needs time to become a fossil
+        blueprint: blueprints in order of preference; the first that the action space has is used
+        max_interval: longest interval between germinations, as a share of the episode
+        latest: share of the episode after which no seed germinates, because a seed needs time to become a fossil
     """
 
     flops = 0
 
     def __init__(self, space: ActionSpace, *, blueprint: Sequence[str], max_interval: float, latest: float) -> None:
         self._space, self._blueprint = space, first_available(space, blueprint)
-        self._longest, self._latest = max_interval, latest
+        self._max_interval, self._latest = max_interval, latest
 
     def begin(self, episode_seeds: Sequence[int]) -> list[int]:
-        return [0] * len(episode_seeds)  # the step of the latest germination, or the beginning
+        return [0] * len(episode_seeds)  # step of the latest germination; 0 before the first
 
     def act(self, observation: Observation, memory: list[int]) -> tuple[Tensor, list[int]]:
-        pairs = [self._one(observation, env, latest) for env, latest in enumerate(memory)]
+        pairs = [self._act_in(observation, env, latest) for env, latest in enumerate(memory)]
         return torch.stack([action for action, _ in pairs]), [latest for _, latest in pairs]
 
-    def _one(self, observation: Observation, env: int, latest: int) -> tuple[Tensor, int]:
+    def _act_in(self, observation: Observation, env: int, latest: int) -> tuple[Tensor, int]:
         space, view, masks = self._space, observation.view, observation.masks
         for op in (Op.FOSSILIZE, Op.ADVANCE):
             for slot in space.slots:
                 if is_legal(space, masks, env, op, slot):
                     return make_action(space, op, slot=slot), latest
         gap = 100 * (view.now.train_accuracy[env] - view.now.accuracy[env]).item()
-        due = latest + interval(gap, self._longest * view.steps)
+        due = latest + interval(gap, self._max_interval * view.steps)
         free = [slot for slot in space.slots if is_legal(space, masks, env, Op.GERMINATE, slot)]
         if not free or not due <= view.step <= self._latest * view.steps:  # the gap is NaN before the first step
             return wait_action(space), latest
@@ -54,4 +54,4 @@ class FragrowController:
 
 def interval(gap: float, max_interval: float) -> float:
     """Steps between germinations, for a gap in points."""
-    return max_interval / (1 + math.exp(min(4 - gap, 700.0)))  # e^710 is more than a float holds
+    return max_interval / (1 + math.exp(min(4 - gap, 700.0)))  # e^710 overflows a float

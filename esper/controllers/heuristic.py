@@ -1,4 +1,4 @@
-"""Plateau rules: grow when the host stands still, keep what helps, prune what does not."""
+"""Plateau rules: germinate when the score stops improving, fossilise seeds that contribute, prune the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +13,13 @@ from esper.observation import Observation
 
 @dataclass(frozen=True)
 class HeuristicState:
-    """What the rules remember of one environment."""
+    """The memory of the rules for one environment."""
 
-    plateau: int = 0  # steps in a row with little gain
-    calm: int = 0  # steps in a row with a steady loss
-    stable: bool = False  # the loss has been steady once
-    since_prune: int = 1_000
-    turn: int = 0  # which blueprint comes next
+    plateau: int = 0  # consecutive steps with little gain
+    calm: int = 0  # consecutive steps with a steady loss
+    is_stable: bool = False  # whether the loss was steady for long enough once
+    steps_since_prune: int = 1_000  # at the start: longer than any cooldown
+    next_blueprint: int = 0  # index
     penalties: dict[str, float] = field(default_factory=dict)  # of blueprints that were pruned
 
 
@@ -28,19 +28,20 @@ class HeuristicController:
 
     Arguments:
         space: the action space
-        blueprints: tried in turn; those that the host cannot have are left out
-        plateau_gain: points; a smaller gain of the score is a step of plateau
-        plateau_steps: so many of them call for a seed
-        earliest, latest: shares of the episode before and after which nothing germinates; a seed that cannot be
-            fossilised in time is lost, and the host has come to lean on it
-        rest: share of the episode after a prune in which nothing germinates
-        steady: relative fall of the loss between which a step counts as calm
-        calm_steps: so many calm steps in a row make the host stable
-        hopeless: points; a seed that trains or blends since which the score has fallen by more is pruned
-        patience: share of the episode that a seed is given before it is called hopeless
-        keep: points of contribution with which a held seed is fossilised
-        prune_penalty, forget, tolerance: a pruned blueprint is charged the first, which shrinks by the factor of the
-            second each step, and is skipped while it owes the third or more
+        blueprints: tried in this order, again and again; blueprints that the action space does not have are skipped
+        plateau_gain: points; a step with a smaller gain of the score is on a plateau
+        plateau_steps: consecutive plateau steps before a seed germinates
+        earliest, latest: shares of the episode before and after which no seed germinates; a seed that cannot be
+            fossilised in time is lost, although the host has adapted to it
+        cooldown: share of the episode after a prune in which no seed germinates
+        steady_range: lowest and highest relative decrease of the loss of a calm step
+        calm_steps: consecutive calm steps after which the host is stable; no seed germinates before that
+        max_drop: points; a seed in TRAINING or BLENDING is pruned if the score has fallen by more since it germinated
+        patience: share of the episode that a seed spends in its stage before `max_drop` applies
+        min_contribution: points; a seed in HOLDING is fossilised above this, else pruned
+        prune_penalty: added to a blueprint's penalty when a seed of it is pruned
+        penalty_decay: factor of all penalties in each step
+        max_penalty: a blueprint with this penalty or more is skipped
     """
 
     flops = 0
@@ -67,57 +68,57 @@ class HeuristicController:
         self._space = space
         self._blueprints = [name for name in blueprints if name in space.blueprints] or list(space.blueprints)
         self._plateau_gain, self._plateau_steps = plateau_gain, plateau_steps
-        self._earliest, self._latest, self._rest, self._patience = earliest, latest, cooldown, patience
-        self._steady, self._calm_steps = tuple(steady_range), calm_steps
-        self._hopeless, self._keep = max_drop, min_contribution
-        self._prune_penalty, self._forget, self._tolerance = prune_penalty, penalty_decay, max_penalty
+        self._earliest, self._latest, self._cooldown, self._patience = earliest, latest, cooldown, patience
+        self._steady_range, self._calm_steps = tuple(steady_range), calm_steps
+        self._max_drop, self._min_contribution = max_drop, min_contribution
+        self._prune_penalty, self._penalty_decay, self._max_penalty = prune_penalty, penalty_decay, max_penalty
 
     def begin(self, episode_seeds: Sequence[int]) -> list[HeuristicState]:
         return [HeuristicState() for _ in episode_seeds]
 
     def act(self, observation: Observation, memory: list[HeuristicState]) -> tuple[Tensor, list[HeuristicState]]:
-        pairs = [self._one(observation, env, self._watch(observation, env, old)) for env, old in enumerate(memory)]
-        return torch.stack([action for action, _ in pairs]), [tracked for _, tracked in pairs]
+        pairs = [self._act_in(observation, env, self._update(observation, env, old)) for env, old in enumerate(memory)]
+        return torch.stack([action for action, _ in pairs]), [state for _, state in pairs]
 
-    def _watch(self, observation: Observation, env: int, old: HeuristicState) -> HeuristicState:
-        """What the last step showed."""
-        view = observation.view
-        penalties = {name: owed * self._forget for name, owed in old.penalties.items() if owed * self._forget > 0.1}
-        tracked = replace(old, penalties=penalties, since_prune=old.since_prune + 1)
+    def _update(self, observation: Observation, env: int, old: HeuristicState) -> HeuristicState:
+        """The state after the last step."""
+        view, decay = observation.view, self._penalty_decay
+        penalties = {name: penalty * decay for name, penalty in old.penalties.items() if penalty * decay > 0.1}
+        state = replace(old, penalties=penalties, steps_since_prune=old.steps_since_prune + 1)
         if view.step == 0:
-            return tracked
+            return state
         gain = (view.scores[env, -1] - view.scores[env, -2]).item()
-        fall = ((view.losses[env, -2] - view.losses[env, -1]) / view.losses[env, -2].abs().clamp(min=1e-8)).item()
-        calm = old.calm + 1 if self._steady[0] < fall < self._steady[1] else 0
+        decrease = ((view.losses[env, -2] - view.losses[env, -1]) / view.losses[env, -2].abs().clamp(min=1e-8)).item()
+        calm = old.calm + 1 if self._steady_range[0] < decrease < self._steady_range[1] else 0
         plateau = old.plateau + 1 if gain < self._plateau_gain else 0
-        return replace(tracked, plateau=plateau, calm=calm, stable=old.stable or calm >= self._calm_steps)
+        return replace(state, plateau=plateau, calm=calm, is_stable=old.is_stable or calm >= self._calm_steps)
 
-    def _one(self, observation: Observation, env: int, tracked: HeuristicState) -> tuple[Tensor, HeuristicState]:
+    def _act_in(self, observation: Observation, env: int, state: HeuristicState) -> tuple[Tensor, HeuristicState]:
         view, space = observation.view, self._space
         live = view.slots.live[env].tolist()
         for column, slot in enumerate(space.slots):
             if live[column]:
-                op = self._verdict(observation, env, column)
+                op = self._choose_op(observation, env, column)
                 if op is not Op.WAIT and is_legal(space, observation.masks, env, op, slot):
                     if op is Op.PRUNE:
-                        tracked = self._charged(tracked, space.blueprints[int(view.slots.blueprint[env, column])])
-                    return make_action(space, op, slot=slot), tracked
-        ready = tracked.stable and tracked.plateau >= self._plateau_steps and not any(live)
-        ready &= self._earliest <= view.step / view.steps <= self._latest
-        ready &= tracked.since_prune >= self._rest * view.steps
+                        state = self._penalise(state, space.blueprints[int(view.slots.blueprint[env, column])])
+                    return make_action(space, op, slot=slot), state
+        is_ready = state.is_stable and state.plateau >= self._plateau_steps and not any(live)
+        is_ready &= self._earliest <= view.step / view.steps <= self._latest
+        is_ready &= state.steps_since_prune >= self._cooldown * view.steps
         free = [slot for slot in space.slots if is_legal(space, observation.masks, env, Op.GERMINATE, slot)]
-        if not ready or not free:
-            return wait_action(space), tracked
-        order = [self._blueprints[(tracked.turn + i) % len(self._blueprints)] for i in range(len(self._blueprints))]
-        blueprint = next((name for name in order if tracked.penalties.get(name, 0) < self._tolerance), None)
+        if not is_ready or not free:
+            return wait_action(space), state
+        order = self._blueprints[state.next_blueprint :] + self._blueprints[: state.next_blueprint]
+        blueprint = next((name for name in order if state.penalties.get(name, 0) < self._max_penalty), None)
         if blueprint is None:
-            return wait_action(space), tracked
-        turn = self._blueprints.index(blueprint) + 1
+            return wait_action(space), state
+        next_blueprint = (self._blueprints.index(blueprint) + 1) % len(self._blueprints)
         action = make_action(space, Op.GERMINATE, slot=free[0], blueprint=blueprint, blend=Blend.ADD.name)
-        return action, replace(tracked, turn=turn, plateau=0)
+        return action, replace(state, next_blueprint=next_blueprint, plateau=0)
 
-    def _verdict(self, observation: Observation, env: int, column: int) -> Op:
-        """What should be done with a live seed."""
+    def _choose_op(self, observation: Observation, env: int, column: int) -> Op:
+        """The op for a live seed."""
         view = observation.view
         slots = view.slots
         stage = Stage(int(slots.stage[env, column]))
@@ -125,14 +126,14 @@ class HeuristicController:
         if stage is Stage.HOLDING:
             if contribution != contribution:  # not measured yet
                 return Op.WAIT
-            if contribution > self._keep and progress >= 0:
+            if contribution > self._min_contribution and progress >= 0:
                 return Op.FOSSILIZE
             return Op.PRUNE
-        old = slots.steps_in_stage[env, column].item() >= self._patience * view.steps
-        if stage in (Stage.TRAINING, Stage.BLENDING) and old and progress < -self._hopeless:
+        is_due = slots.steps_in_stage[env, column].item() >= self._patience * view.steps
+        if stage in (Stage.TRAINING, Stage.BLENDING) and is_due and progress < -self._max_drop:
             return Op.PRUNE
         return Op.ADVANCE
 
-    def _charged(self, tracked: HeuristicState, blueprint: str) -> HeuristicState:
-        owed = tracked.penalties.get(blueprint, 0) + self._prune_penalty
-        return replace(tracked, since_prune=0, penalties={**tracked.penalties, blueprint: owed})
+    def _penalise(self, state: HeuristicState, blueprint: str) -> HeuristicState:
+        penalty = state.penalties.get(blueprint, 0) + self._prune_penalty
+        return replace(state, steps_since_prune=0, penalties={**state.penalties, blueprint: penalty})

@@ -1,4 +1,4 @@
-"""The learned policy as a controller: it samples, or takes what is likeliest."""
+"""A policy as a controller: it samples actions, or takes the most likely ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from esper.rng import make_generator
 
 @dataclass(frozen=True)
 class PolicyMemory:
-    """What the policy remembers between steps, and each episode's own source of chance."""
+    """The LSTM state between steps, and a generator of action noise for each episode."""
 
     state: LSTMState
     noise: list[torch.Generator]
@@ -21,27 +21,27 @@ class PolicyMemory:
 
 @dataclass(frozen=True)
 class PolicyDecision:
-    """An action and all that an update must know of how it came about."""
+    """The actions of one step, with everything that a PPO update needs."""
 
     action: Tensor  # int64 [envs, heads]
     log_prob: Tensor  # [envs, heads]
     value: Tensor  # [envs], in units of the return scale
-    inputs: PolicyInputs  # what was seen, where the policy is
-    base: Tensor  # [envs, features], as the network saw them
-    slots: Tensor  # [envs, slots, features], likewise
+    inputs: PolicyInputs  # raw, on the policy's device
+    base: Tensor  # [envs, features], normalised
+    slots: Tensor  # [envs, slots, features], normalised
 
 
 class PolicyController:
-    """Acts by a policy.
+    """Acts with a policy.
 
     Arguments:
         policy: the network
-        greedy: take the likeliest option of each head, without chance
+        greedy: whether to take the most likely option of each head instead of sampling
     """
 
     def __init__(self, policy: Policy, *, greedy: bool) -> None:
         self._policy, self._greedy = policy, greedy
-        self._draws = noise_width(policy.layout)
+        self._noise_width = noise_width(policy.layout)
         self.flops = policy.flops
 
     def begin(self, episode_seeds: Sequence[int]) -> PolicyMemory:
@@ -51,12 +51,12 @@ class PolicyController:
         )
 
     def act(self, observation: PolicyInputs, memory: PolicyMemory) -> tuple[Tensor, PolicyMemory]:
-        choice, memory = self.decide(observation, memory)
-        return choice.action, memory
+        decision, memory = self.decide(observation, memory)
+        return decision.action, memory
 
     @torch.inference_mode()
     def decide(self, observation: PolicyInputs, memory: PolicyMemory) -> tuple[PolicyDecision, PolicyMemory]:
-        """An action with its log-probabilities and the value of the state."""
+        """The actions of one step, with log-probabilities and state values."""
         device = memory.state[0].device
         inputs = observation.to(device)
         base, slots = self._policy.normalised(inputs)
@@ -65,29 +65,29 @@ class PolicyController:
         if self._greedy:
             action = distribution.mode()
         else:
-            noise = torch.stack([torch.empty(self._draws).exponential_(generator=draws) for draws in memory.noise])
-            action = distribution.sample(noise.to(device, non_blocking=True))
-        choice = PolicyDecision(action, distribution.log_prob(action), output.value.squeeze(1), inputs, base, slots)
-        return choice, PolicyMemory(output.state, memory.noise)
+            rows = [torch.empty(self._noise_width).exponential_(generator=generator) for generator in memory.noise]
+            action = distribution.sample(torch.stack(rows).to(device, non_blocking=True))
+        decision = PolicyDecision(action, distribution.log_prob(action), output.value.squeeze(1), inputs, base, slots)
+        return decision, PolicyMemory(output.state, memory.noise)
 
 
 class PermutedPolicyController:
-    """A learned controller that is shown what goes on in its neighbour's episode; only what is legal is its own.
+    """A control: a policy controller that sees the features of the next episode, with the masks of its own.
 
-    What it loses by that is what it owes to looking.
+    Its loss of score shows how much the policy depends on what it observes.
     """
 
-    def __init__(self, learned: PolicyController) -> None:
-        self._learned = learned
-        self.flops = learned.flops
+    def __init__(self, controller: PolicyController) -> None:
+        self._controller = controller
+        self.flops = controller.flops
 
     def begin(self, episode_seeds: Sequence[int]) -> PolicyMemory:
         if len(episode_seeds) < 2:
-            raise ValueError("ppo_permuted: must have at least two episodes to show one what goes on in the other.")
-        return self._learned.begin(episode_seeds)
+            raise ValueError("ppo_permuted: must have at least two parallel episodes, to swap their observations.")
+        return self._controller.begin(episode_seeds)
 
     def act(self, observation: PolicyInputs, memory: PolicyMemory) -> tuple[Tensor, PolicyMemory]:
         base, slots, blueprints = (
             part.roll(1, 0) for part in (observation.base, observation.slots, observation.blueprints)
         )
-        return self._learned.act(PolicyInputs(base, slots, blueprints, observation.masks), memory)
+        return self._controller.act(PolicyInputs(base, slots, blueprints, observation.masks), memory)

@@ -1,4 +1,4 @@
-"""Growth by a timetable."""
+"""Growth on a fixed schedule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,44 +11,49 @@ from esper.lifecycle import ActionSpace, Blend, Op
 from esper.observation import Observation
 from esper.rng import make_generator
 
+RANDOM_STREAM = "time" + "table"  # purpose of the random stream; another one would draw other schedules
+
 
 @dataclass(frozen=True)
 class ScheduleEntry:
-    """A germination at a time: a step, or a share of the episode if below 1."""
+    """One germination."""
 
-    at: float
-    slot: str  # a name, or first, middle, last
-    blueprint: Sequence[str]  # the first that the host can have
+    at: float  # a step, or a share of the episode if below 1
+    slot: str  # a slot name, or first, middle or last
+    blueprint: Sequence[str]  # in order of preference; the first that the action space has is used
     blend: str = Blend.ADD.name
 
 
 class ScheduleController:
-    """Germinates by a timetable, and fossilises every seed as soon as it may.
+    """Germinates seeds on a schedule, and fossilises every seed as soon as that is legal.
 
-    An entry that is not legal at its time waits until it is; one whose slot an earlier entry has is left out.
+    An entry that is not legal at its time waits until it is. An entry for the slot of an earlier entry is skipped.
+
+    Arguments:
+        space: the action space
+        entries: the germinations; mappings, as in a configuration, have the fields of ScheduleEntry as keys
     """
 
     flops = 0
 
     def __init__(self, space: ActionSpace, entries: Sequence[ScheduleEntry | Mapping[str, object]]) -> None:
-        """`entries` may be plain data, as a configuration has them."""
         self._space = space
         self._entries: list[ScheduleEntry] = []
-        for given in entries:
-            entry = given if isinstance(given, ScheduleEntry) else _entry(given)
+        for item in entries:
+            entry = item if isinstance(item, ScheduleEntry) else _parse_entry(item)
             first_available(space, entry.blueprint)
             if self._slot(entry.slot) not in [self._slot(other.slot) for other in self._entries]:
                 self._entries.append(entry)
         self._entries.sort(key=lambda entry: entry.at)
 
     def begin(self, episode_seeds: Sequence[int]) -> list[int]:
-        return [0] * len(episode_seeds)  # entries done
+        return [0] * len(episode_seeds)  # number of finished entries
 
     def act(self, observation: Observation, memory: list[int]) -> tuple[Tensor, list[int]]:
-        pairs = [self._one(observation, env, done) for env, done in enumerate(memory)]
+        pairs = [self._act_in(observation, env, done) for env, done in enumerate(memory)]
         return torch.stack([action for action, _ in pairs]), [done for _, done in pairs]
 
-    def _one(self, observation: Observation, env: int, done: int) -> tuple[Tensor, int]:
+    def _act_in(self, observation: Observation, env: int, done: int) -> tuple[Tensor, int]:
         space, view, masks = self._space, observation.view, observation.masks
         for slot in space.slots:
             if is_legal(space, masks, env, Op.FOSSILIZE, slot):
@@ -67,32 +72,35 @@ class ScheduleController:
 
     def _slot(self, name: str) -> str:
         slots = self._space.slots
-        places = {"first": slots[0], "middle": slots[(len(slots) - 1) // 2], "last": slots[-1]}
-        found = places.get(name, name)
-        if found not in slots:
-            raise ValueError(f"schedule: slot={name} is unknown; allowed are first, middle, last, {', '.join(slots)}.")
-        return found
+        aliases = {"first": slots[0], "middle": slots[(len(slots) - 1) // 2], "last": slots[-1]}
+        slot = aliases.get(name, name)
+        if slot not in slots:
+            raise ValueError(f"schedule: slot={name}: must be one of first, middle, last, {', '.join(slots)}.")
+        return slot
 
 
-def _entry(given: Mapping[str, object]) -> ScheduleEntry:
-    known = ScheduleEntry.__dataclass_fields__
-    if not {"at", "slot", "blueprint"} <= set(given) <= set(known):
-        wanted = ", ".join(known)
-        raise ValueError(f"controller.schedule.entries: {dict(given)} must have the keys {wanted} (blend may miss).")
-    entry = ScheduleEntry(**given)  # type: ignore[arg-type]
+def _parse_entry(item: Mapping[str, object]) -> ScheduleEntry:
+    fields = ScheduleEntry.__dataclass_fields__
+    if not {"at", "slot", "blueprint"} <= set(item) <= set(fields):
+        keys = ", ".join(fields)
+        raise ValueError(f"controller.schedule.entries: {dict(item)}: must have the keys {keys}; blend is optional.")
+    entry = ScheduleEntry(**item)  # type: ignore[arg-type]
     if entry.blend not in Blend.__members__:
-        raise ValueError(f"controller.schedule: blend={entry.blend} must be one of {', '.join(Blend.__members__)}.")
+        raise ValueError(f"controller.schedule: blend={entry.blend}: must be one of {', '.join(Blend.__members__)}.")
     return entry
 
 
 def random_schedule(space: ActionSpace, steps: int, rng_seed: int) -> list[ScheduleEntry]:
-    """A timetable by chance, for episodes of so many steps: some slots, each once, at any time, with anything."""
-    draws = make_generator("timetable", rng_seed)
+    """A random schedule for episodes of `steps` steps.
+
+    It has some slots, each once, at random steps, with random blueprints and blends.
+    """
+    generator = make_generator(RANDOM_STREAM, rng_seed)
 
     def draw(count: int) -> int:
-        return int(torch.randint(count, (), generator=draws))
+        return int(torch.randint(count, (), generator=generator))
 
-    order = torch.randperm(len(space.slots), generator=draws).tolist()
+    order = torch.randperm(len(space.slots), generator=generator).tolist()
     blends = next((head.options for head in space.heads if head.name == "blend"), (Blend.ADD.name,))
     return [
         ScheduleEntry(

@@ -1,4 +1,4 @@
-"""Controllers that do not look: one that waits, and one that repeats."""
+"""Controllers that ignore what they observe: NoGrowth waits, ReplayController repeats recorded actions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from esper.observation import Observation
 
 
 class NoGrowth:
-    """Always waits: the host alone."""
+    """Always waits, so the host trains without seeds."""
 
     flops = 0
 
@@ -26,19 +26,25 @@ class NoGrowth:
 
 
 class ReplayController:
-    """Repeats a recorded episode's actions, whatever it sees; what is not legal at its time becomes WAIT."""
+    """Repeats the actions of a recorded episode; an action that is not legal becomes WAIT.
+
+    Arguments:
+        space: the action space
+        actions: for each step, the names of the options by head, as in StepEntry.action
+    """
 
     flops = 0
 
     def __init__(self, space: ActionSpace, actions: Sequence[Mapping[str, str]]) -> None:
-        """`actions` are a step's options by head, as episode records have them."""
         self._space = space
-        known = {head.name: head.options for head in space.heads}
+        options = {head.name: head.options for head in space.heads}
         for number, step in enumerate(actions):
             for head, option in step.items():
-                if option not in known.get(head, ()):
-                    allowed = ", ".join(known.get(head, ())) or "nothing"
-                    raise ValueError(f"replay: step {number} has {head}={option}; this action space allows {allowed}.")
+                if head not in options:
+                    raise ValueError(f"replay: step {number} has {head}={option}; heads are {', '.join(options)}.")
+                if option not in options[head]:
+                    allowed = ", ".join(options[head])
+                    raise ValueError(f"replay: step {number} has {head}={option}; must be one of {allowed}.")
         self._actions = [
             make_action(space, Op[step["op"]], **{head: option for head, option in step.items() if head != "op"})
             for step in actions
@@ -53,6 +59,6 @@ class ReplayController:
             return wait_action(space).expand(envs, -1), None
         action = self._actions[step]
         op, slot = space.ops[int(action[0])], space.slots[int(action[1])]
-        waiting = wait_action(space)
+        wait = wait_action(space)
         legal = [op is Op.WAIT or is_legal(space, observation.masks, env, op, slot) for env in range(envs)]
-        return torch.stack([action if may else waiting for may in legal]), None
+        return torch.stack([action if may_act else wait for may_act in legal]), None

@@ -1,4 +1,4 @@
-"""Data on the device: CIFAR-10, TinyStories and synthetic stand-ins, in three splits, as streams of batches."""
+"""Device-resident data: CIFAR-10, TinyStories and synthetic data, in three splits, as streams of batches."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -12,13 +12,14 @@ from esper.data.text import TextData
 
 
 class Stream(Protocol):
-    """Training batches without end."""
+    """An endless stream of training batches."""
 
-    def next(self) -> tuple[Tensor, Tensor]: ...
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the next batch."""
 
 
 class Data(Protocol):
-    """What a host is trained, validated and tested on. Splits are called train, validation and test."""
+    """A data set for training, validation and test of a host. Its splits are train, validation and test."""
 
     name: str
     kind: str  # images or text
@@ -26,19 +27,22 @@ class Data(Protocol):
 
     @property
     def options(self) -> int:
-        """How many answers a host chooses from: classes or tokens."""
+        """Size of a host's output: number of classes or tokens."""
 
     def score(self, split: str, loss: Tensor, accuracy: Tensor) -> Tensor:
-        """What counts, more is better, from a mean loss and a share of right answers over a split; any shape."""
+        """The score, higher is better, from the mean loss and the accuracy (a share) of a split; any shape."""
 
-    def size(self, split: str) -> int: ...
+    def size(self, split: str) -> int:
+        """Number of samples."""
 
-    def stream(self, batch: int, generator: torch.Generator | None) -> Stream: ...
+    def stream(self, batch: int, generator: torch.Generator | None) -> Stream:
+        """Endless training batches, drawn with `generator`."""
 
     def preparation(self) -> dict[str, Any]:
-        """How a host's inputs are made, as plain data, for whoever takes a network home."""
+        """How inputs are prepared, as plain data, for users of an exported network."""
 
-    def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass over a split in a fixed order."""
 
 
 __all__ = [

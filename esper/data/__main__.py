@@ -1,4 +1,4 @@
-"""python -m esper.data NAME: fetch and verify a data set ahead of time, and say what was found."""
+"""python -m esper.data NAME: download and verify a data set ahead of time, and summarise it."""
 
 import argparse
 import signal
@@ -10,57 +10,58 @@ import torch
 
 from esper.data import cifar10, tinystories
 from esper.data.images import Labelled
-from esper.data.store import DataError, directory
+from esper.data.store import DataError, data_directory
 
 
-def _cifar10(root: Path) -> str:
+def _summarise_cifar10(root: Path) -> str:
     known, unseen = cifar10.read(root)
     width = max(map(len, cifar10.CLASSES))
     counts = [torch.bincount(part.labels, minlength=len(cifar10.CLASSES)) for part in (known, unseen)]
     rows = [f"  {'class':<{width}}   train    test"]
     rows += [f"  {name:<{width}}  {a:>6,}  {b:>6,}" for name, a, b in zip(cifar10.CLASSES, *counts, strict=True)]
     rows.append(f"  {'all':<{width}}  {len(known):>6,}  {len(unseen):>6,}")
-    return "\n".join([f"cifar10: {len(known) + len(unseen):,} images of 32x32x3 in {root}", *rows, _channels(known)])
+    title = f"cifar10: {len(known) + len(unseen):,} images of 32x32x3 in {root}"
+    return "\n".join([title, *rows, _summarise_channels(known)])
 
 
-def _channels(part: Labelled) -> str:
+def _summarise_channels(part: Labelled) -> str:
     pixels = part.images.reshape(-1, 3)
-    values = torch.arange(256, dtype=torch.float64)
+    levels = torch.arange(256, dtype=torch.float64)
     lines = []
     histograms = [torch.bincount(pixels[:, channel].int(), minlength=256) / len(pixels) for channel in range(3)]
-    means = [(share * values).sum() for share in histograms]
-    stds = [(share * (values - mean) ** 2).sum().sqrt() for share, mean in zip(histograms, means, strict=True)]
-    for title, figures in (("mean", means), ("std", stds)):
-        lines.append(f"  train {title:<4} (red / green / blue): " + " / ".join(f"{figure:.2f}" for figure in figures))
+    means = [(share * levels).sum() for share in histograms]
+    stds = [(share * (levels - mean) ** 2).sum().sqrt() for share, mean in zip(histograms, means, strict=True)]
+    for title, values in (("mean", means), ("std", stds)):
+        lines.append(f"  train {title:<4} (red / green / blue): " + " / ".join(f"{value:.2f}" for value in values))
     return "\n".join(lines)
 
 
-def _tinystories(root: Path) -> str:
+def _summarise_tinystories(root: Path) -> str:
     rows = [f"tinystories in {root}"]
     for part, path in tinystories.find(root).items():
-        stories = tinystories.read(path, separated=part == "train")
+        stories = tinystories.read(path, require_separators=part == "train")
         size = sum(len(story.encode()) for story in stories)
         count = f"{len(stories):>9,} stories" if len(stories) > 1 else f"{'no separators':>17}"
         rows.append(f"  {part:<5}  {count}  {size:>13,} bytes of text  {path}")
     return "\n".join(rows)
 
 
-SETS: dict[str, Callable[[Path], str]] = {"cifar10": _cifar10, "tinystories": _tinystories}
+SUMMARIES: dict[str, Callable[[Path], str]] = {"cifar10": _summarise_cifar10, "tinystories": _summarise_tinystories}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m esper.data", description="Fetch and verify data ahead of time.")
-    parser.add_argument("name", choices=[*SETS, "all"], help="which data set")
+    parser = argparse.ArgumentParser(prog="python -m esper.data", description="Download and verify data ahead of time.")
+    parser.add_argument("name", choices=[*SUMMARIES, "all"], help="the data set")
     parser.add_argument(
         "--root",
         metavar="DIR",
-        help="where its files are, or should be put (default: $ESPER_DATA, or esper in your cache directory)",
+        help="directory of its files; missing files are downloaded to it (default: ESPER_DATA, or esper in your cache)",
     )
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     failed = False
-    for name in SETS if chosen.name == "all" else [chosen.name]:
+    for name in SUMMARIES if options.name == "all" else [options.name]:
         try:
-            print(SETS[name](directory(chosen.root)))
+            print(SUMMARIES[name](data_directory(options.root)))
         except DataError as error:
             failed = True
             print(f"{name}: {error}", file=sys.stderr)
@@ -68,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half-made is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that partial files are removed
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("interrupted; nothing was left half-made")
+        sys.exit("interrupted; no partial files are left")

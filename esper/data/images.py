@@ -1,4 +1,4 @@
-"""Labelled images, resident on a device, and their batches."""
+"""Labelled images on a device, and their batches."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.data.splits import Shuffle, stratified
+from esper.data.splits import Shuffle, stratified_split
 from esper.data.store import DataError
 
-SIDE = 32  # pixels of the images as they come
+SIDE = 32  # pixels per side at full resolution
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """uint8 images [n, height, width, 3], of which convolutions like the batches best, and int64 labels [n]."""
+    """uint8 images [n, height, width, 3] and int64 labels [n]; batches are then in channels_last without a copy."""
 
     images: Tensor
     labels: Tensor
@@ -25,30 +25,40 @@ class Labelled:
         return len(self.labels)
 
     def take(self, index: Tensor) -> "Labelled":
+        """The images and labels at some indices."""
         return Labelled(self.images[index], self.labels[index])
 
 
 class ImageOptions(TypedDict):
-    """What every set of images can be asked for."""
+    """Options of every image data set."""
 
-    train: int | None  # images to train on, balanced over classes like the other splits; None is all that are left
-    validation: int
-    test: int
-    split_seed: int  # decides which images are held out for validation
-    resolution: int  # side to which the images are averaged down, in pixels
-    pad: int  # training batches are cropped at random after padding by so many pixels of the full resolution
-    flip: bool  # and mirrored at random
-    device: str | torch.device
+    train: int | None  # training images, balanced over classes like the other splits; None is all that are not held out
+    validation: int  # validation images
+    test: int  # test images
+    split_seed: int  # selects the validation images
+    resolution: int  # pixels per side; the images are averaged down to it
+    pad: int  # padding before a random crop of training images, in pixels at full resolution
+    flip: bool  # random horizontal flip of training images
+    device: str | torch.device  # where the images are stored
 
 
 class ImageData:
-    """Train, validation and test images on one device; the options are those of ImageOptions.
+    """Training, validation and test images on one device.
 
     Arguments:
-        name: of the data set that is really in use
-        known: images to train and validate on
-        unseen: images to test on
-        mean, std: of each channel, on the scale 0 to 1
+        name: name of the data set in use; differs from the requested one after a fallback
+        known: images for training and validation
+        unseen: images for test
+        mean: mean of each channel, on the scale 0 to 1
+        std: standard deviation of each channel, on the scale 0 to 1
+        train: training images; None is all that are not held out
+        validation: validation images
+        test: test images
+        split_seed: selects the validation images
+        resolution: pixels per side
+        pad: padding before a random crop, in pixels at full resolution
+        flip: random horizontal flip
+        device: where the images are stored
     """
 
     kind = "images"
@@ -84,45 +94,48 @@ class ImageData:
         self._mean = torch.tensor(mean, device=device) * 255
         self._std = torch.tensor(std, device=device) * 255
         sizes = {"rng_seed": split_seed, "classes": self.classes}
-        held_out, rest = stratified(known.labels, validation, train, keys=("data.validation", "data.train"), **sizes)
-        tested, _ = stratified(unseen.labels, test, None, keys=("data.test", "data.test"), **sizes)
+        held_out, training = stratified_split(
+            known.labels, validation, train, keys=("data.validation", "data.train"), **sizes
+        )
+        tested, _ = stratified_split(unseen.labels, test, None, keys=("data.test", "data.test"), **sizes)
         self.splits = {
-            "train": self._resident(known.take(rest)),
-            "validation": self._resident(known.take(held_out)),
-            "test": self._resident(unseen.take(tested)),
+            "train": self._to_device(known.take(training)),
+            "validation": self._to_device(known.take(held_out)),
+            "test": self._to_device(unseen.take(tested)),
         }
         train_images = self.splits["train"].images
         self._padded = F.pad(train_images, (0, 0, self._pad, self._pad, self._pad, self._pad))
 
     def size(self, split: str) -> int:
+        """Number of images in a split."""
         return len(self.splits[split])
 
     def preparation(self) -> dict[str, Any]:
-        """Images averaged down to `resolution`, each channel from 0 to 255, less its mean, over its deviation."""
+        """How inputs are prepared: averaged down to `resolution`; each channel, 0 to 255, minus `mean`, over `std`."""
         scale = {"mean": self._mean.tolist(), "std": self._std.tolist()}
         return {"name": self.name, "kind": self.kind, "resolution": self.resolution, "classes": self.classes, **scale}
 
     @property
     def options(self) -> int:
-        """How many answers there are to choose from."""
+        """Number of classes."""
         return self.classes
 
     def score(self, split: str, loss: Tensor, accuracy: Tensor) -> Tensor:
-        """What counts: accuracy in percentage points. `accuracy` is a share."""
+        """Accuracy in percent; `accuracy` is a share."""
         return 100 * accuracy
 
     def stream(self, batch: int, generator: torch.Generator | None) -> "ImageStream":
-        """Training batches without end, augmented; all randomness comes from `generator`."""
+        """Endless, augmented training batches; all randomness comes from `generator`."""
         return ImageStream(self, batch, generator)
 
     def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass over a split in a fixed order, as it is; the last batch may be smaller."""
+        """One pass over a split in a fixed order, not augmented; the last batch may be smaller."""
         data = self.splits[split]
         for start in range(0, len(data), batch):
-            yield self._normalised(data.images[start : start + batch]), data.labels[start : start + batch]
+            yield self._normalise(data.images[start : start + batch]), data.labels[start : start + batch]
 
-    def augmented(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Training images [batch], each cropped and mirrored at random: float [batch, 3, side, side], and labels."""
+    def augment(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Training images `index` [batch], randomly cropped and flipped: float [batch, 3, side, side], and labels."""
         side, count = torch.arange(self.resolution, device=index.device), len(index)
 
         def draw(options: int) -> Tensor:
@@ -133,13 +146,13 @@ class ImageData:
         if self._flip:
             columns = torch.where(draw(2) == 1, columns.flip(1), columns)
         images = self._padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
-        return self._normalised(images), self.splits["train"].labels[index]
+        return self._normalise(images), self.splits["train"].labels[index]
 
-    def _normalised(self, images: Tensor) -> Tensor:
-        """uint8 [batch, height, width, 3] -> float32 [batch, 3, height, width] in channels_last."""
+    def _normalise(self, images: Tensor) -> Tensor:
+        """Images uint8 [batch, height, width, 3] -> float32 [batch, 3, height, width] in channels_last."""
         return images.to(torch.float32).sub_(self._mean).div_(self._std).permute(0, 3, 1, 2)
 
-    def _resident(self, data: Labelled) -> Labelled:
+    def _to_device(self, data: Labelled) -> Labelled:
         images = data.images
         factor = images.shape[1] // self.resolution
         if factor > 1:
@@ -149,7 +162,7 @@ class ImageData:
 
 
 class ImageStream:
-    """Augmented training batches without end."""
+    """An endless stream of augmented training batches."""
 
     def __init__(self, data: ImageData, batch: int, generator: torch.Generator | None) -> None:
         self._data = data
@@ -157,5 +170,5 @@ class ImageStream:
         self._shuffle = Shuffle(data.size("train"), batch, generator, data.device)
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """float32 images [batch, 3, side, side] in channels_last, and int64 labels [batch]"""
-        return self._data.augmented(self._shuffle.take(), self._generator)
+        """The next batch: float32 images [batch, 3, side, side] in channels_last, and int64 labels [batch]."""
+        return self._data.augment(self._shuffle.take(), self._generator)

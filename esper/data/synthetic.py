@@ -1,7 +1,7 @@
-"""Data that needs no files: images whose classes are textures, and stories from a small grammar.
+"""Synthetic data, without files: images whose classes are textures, and stories from a small grammar.
 
-Both follow from a fixed seed. Neither is trivial: the images need spatial filters, for their colours say nothing of the
-class; the stories need memory, for who does what was told sentences before.
+Both follow from a fixed random seed. Neither is trivial: the images need spatial filters, because their colours are
+independent of the class; the stories need memory, because who does what follows from earlier sentences.
 """
 
 import math
@@ -18,23 +18,20 @@ from esper.data.images import SIDE, ImageData, ImageOptions, Labelled
 from esper.data.text import TextData, TextOptions
 from esper.rng import derive_seed, make_generator
 
-KNOWN, UNSEEN = (
-    12_000,
-    2_000,
-)  # images there are to train and validate on, and to test on; more where more are asked for
-STORIES_KNOWN, STORIES_UNSEEN = 6_000, 600
-WIDE, NARROW = 10.0, 5.0  # pixels of a period
+KNOWN, UNSEEN = 12_000, 2_000  # minimum number of images for training and validation, and for test
+STORIES_KNOWN, STORIES_UNSEEN = 6_000, 600  # fixed, because the sizes of TextOptions are maxima
+WIDE, NARROW = 10.0, 5.0  # periods, in pixels
 NOISE = 0.25  # standard deviation of each pixel, on the scale 0 to 1
 MEAN, STD = (0.5, 0.5, 0.5), (0.3, 0.3, 0.3)
 
 
 class _Canvas:
-    """Patterns in [-1, 1] for `count` images, [count, side, side]; phase, period and centre are drawn for each."""
+    """Random patterns in [-1, 1], [count, side, side]; phase, period and centre differ between the images."""
 
-    def __init__(self, count: int, draws: torch.Generator) -> None:
-        self._count, self._draws = count, draws
-        place = torch.arange(SIDE, dtype=torch.float32)
-        self._y, self._x = place[:, None].expand(SIDE, SIDE), place.expand(SIDE, SIDE)
+    def __init__(self, count: int, generator: torch.Generator) -> None:
+        self._count, self._generator = count, generator
+        pixel = torch.arange(SIDE, dtype=torch.float32)
+        self._y, self._x = pixel[:, None].expand(SIDE, SIDE), pixel.expand(SIDE, SIDE)
 
     def rows(self, period: float) -> Tensor:
         return self._wave(self._y, period)
@@ -53,17 +50,17 @@ class _Canvas:
         return self._wave(torch.hypot(down, across), period)
 
     def clouds(self) -> Tensor:
-        coarse = torch.randn(self._count, 1, 8, 8, generator=self._draws)
+        coarse = torch.randn(self._count, 1, 8, 8, generator=self._generator)
         return torch.tanh(F.interpolate(coarse, size=(SIDE, SIDE), mode="bicubic")[:, 0])
 
-    def _wave(self, place: Tensor, period: float) -> Tensor:
-        return torch.sin(2 * math.pi / period * self._draw(0.9, 1.1) * place + self._draw(0, 2 * math.pi))
+    def _wave(self, position: Tensor, period: float) -> Tensor:
+        return torch.sin(2 * math.pi / period * self._draw(0.9, 1.1) * position + self._draw(0, 2 * math.pi))
 
     def _draw(self, low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(self._count, 1, 1, generator=self._draws)
+        return low + (high - low) * torch.rand(self._count, 1, 1, generator=self._generator)
 
 
-TEXTURES: dict[str, Callable[[_Canvas], Tensor]] = {  # a class each; none turns into another when mirrored
+TEXTURES: dict[str, Callable[[_Canvas], Tensor]] = {  # one per class; flipping an image does not change its class
     "wide rows": lambda canvas: canvas.rows(WIDE),
     "narrow rows": lambda canvas: canvas.rows(NARROW),
     "wide columns": lambda canvas: canvas.columns(WIDE),
@@ -78,36 +75,36 @@ TEXTURES: dict[str, Callable[[_Canvas], Tensor]] = {  # a class each; none turns
 
 
 def images(**options: Unpack[ImageOptions]) -> ImageData:
-    """Ten classes of textures, 32x32x3."""
-    known = _drawn("known", max(KNOWN, (options["train"] or 0) + options["validation"]))
-    unseen = _drawn("unseen", max(UNSEEN, options["test"]))
+    """Synthetic images: ten classes of textures, 32x32x3. The arguments are those of esper.data.ImageOptions."""
+    known = _make_images("known", max(KNOWN, (options["train"] or 0) + options["validation"]))
+    unseen = _make_images("unseen", max(UNSEEN, options["test"]))
     return ImageData(name="synthetic_images", known=known, unseen=unseen, mean=MEAN, std=STD, **options)
 
 
 @cache
-def _drawn(purpose: str, count: int) -> Labelled:
-    draws = make_generator(f"synthetic images, {purpose}", 0)
-    each = math.ceil(count / len(TEXTURES))
-    canvas = _Canvas(each, draws)
+def _make_images(purpose: str, count: int) -> Labelled:
+    generator = make_generator(f"synthetic images, {purpose}", 0)
+    per_class = math.ceil(count / len(TEXTURES))
+    canvas = _Canvas(per_class, generator)
     parts = []
     for texture in TEXTURES.values():
-        one, other = torch.rand(2, each, 1, 1, 3, generator=draws)  # two colours, which say nothing of the class
-        contrast = 0.25 + 0.5 * torch.rand(each, 1, 1, 1, generator=draws)
-        pixels = (one + other) / 2 + contrast * (one - other) * texture(canvas)[..., None]
-        pixels += NOISE * torch.randn(each, SIDE, SIDE, 3, generator=draws)
+        first, second = torch.rand(2, per_class, 1, 1, 3, generator=generator)  # colours, independent of the class
+        contrast = 0.25 + 0.5 * torch.rand(per_class, 1, 1, 1, generator=generator)
+        pixels = (first + second) / 2 + contrast * (first - second) * texture(canvas)[..., None]
+        pixels += NOISE * torch.randn(per_class, SIDE, SIDE, 3, generator=generator)
         parts.append((pixels.clamp_(0, 1) * 255).round_().to(torch.uint8))
-    return Labelled(torch.cat(parts), torch.arange(len(TEXTURES)).repeat_interleave(each))
+    return Labelled(torch.cat(parts), torch.arange(len(TEXTURES)).repeat_interleave(per_class))
 
 
 def stories(**options: Unpack[TextOptions]) -> TextData:
-    """Short stories of a few dozen words' vocabulary."""
-    known, unseen = _told("known", STORIES_KNOWN), _told("unseen", STORIES_UNSEEN)  # sizes are "at most"
+    """Synthetic stories from a few dozen words. The arguments are those of esper.data.text.TextOptions."""
+    known, unseen = _make_stories("known", STORIES_KNOWN), _make_stories("unseen", STORIES_UNSEEN)
     return TextData(name="synthetic_stories", known=known, unseen=unseen, cache=None, **options)
 
 
-def _told(purpose: str, count: int) -> list[str]:
-    choice = random.Random(derive_seed(f"synthetic stories, {purpose}", 0))
-    return [_story(choice) for _ in range(count)]
+def _make_stories(purpose: str, count: int) -> list[str]:
+    rng = random.Random(derive_seed(f"synthetic stories, {purpose}", 0))
+    return [_make_story(rng) for _ in range(count)]
 
 
 _GIRLS = ("Ada", "Mia", "Zoe", "Lily", "Nora", "Ruth")
@@ -119,23 +116,23 @@ _PLACES = ("park", "garden", "forest", "kitchen", "river", "hill", "school", "ba
 _FEELINGS = {"lost": ("sad", "found"), "broke": ("angry", "fixed"), "hid": ("worried", "brought back")}
 
 
-def _story(choice: random.Random) -> str:
-    hero = choice.choice(_GIRLS + _BOYS)
+def _make_story(rng: random.Random) -> str:
+    hero = rng.choice(_GIRLS + _BOYS)
     she, her = ("she", "her") if hero in _GIRLS else ("he", "his")
-    friend = choice.choice(_ANIMALS)
-    colour, thing = choice.choice(_COLOURS), choice.choice(_THINGS)
-    place, other_place = choice.sample(_PLACES, 2)
-    trouble = choice.choice(tuple(_FEELINGS))
+    friend = rng.choice(_ANIMALS)
+    colour, thing = rng.choice(_COLOURS), rng.choice(_THINGS)
+    place, other_place = rng.sample(_PLACES, 2)
+    trouble = rng.choice(tuple(_FEELINGS))
     feeling, remedy = _FEELINGS[trouble]
     openings = (f"Once there was a child, {hero}.", f"{hero} lived near the {other_place}.", f"{hero} woke up early.")
-    opening = choice.choice(openings)
+    opening = rng.choice(openings)
     lines = [
         f"{opening} {she.capitalize()} had a {colour} {thing} and a friend, the {friend}.",
         f"{hero} and the {friend} took the {thing} to the {place}.",
     ]
-    for _ in range(choice.randint(0, 3)):
+    for _ in range(rng.randint(0, 3)):
         lines.append(
-            choice.choice(
+            rng.choice(
                 (
                     f'"Look at my {thing}," said {hero}.',
                     f"The {friend} liked the {colour} {thing}.",
@@ -146,5 +143,5 @@ def _story(choice: random.Random) -> str:
         )
     lines.append(f"But at the {place}, {hero} {trouble} {her} {thing}. {she.capitalize()} was {feeling}.")
     lines.append(f"The {friend} {remedy} the {colour} {thing}, and {hero} was not {feeling} any more.")
-    lines.append(choice.choice((f"{hero} thanked the {friend}.", f"Then {hero} and the {friend} went home.")))
+    lines.append(rng.choice((f"{hero} thanked the {friend}.", f"Then {hero} and the {friend} went home.")))
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Stories as tokens, resident on a device, and their batches."""
+"""Stories as tokens on a device, and their batches."""
 
 import hashlib
 import math
@@ -12,37 +12,42 @@ import torch
 from torch import Tensor
 
 from esper.data.splits import Shuffle
-from esper.data.store import DataError, partial, working
+from esper.data.store import DataError, show_status, write_atomically
 from esper.data.tokens import Tokenizer, from_state, learn
 
 Number = TypeVar("Number", float, Tensor)
 
-AT_ONCE = 1_000  # stories that are encoded together; more only take memory
-
-
-HELD_OUT = 10  # one story in so many is kept out of training
+ENCODE_BATCH = 1_000  # stories per call of the tokenizer; more only take memory
+HOLD_OUT_EVERY = 10  # one story in ten is held out for validation
 
 
 class TextOptions(TypedDict):
-    """What every set of stories can be asked for. Sizes are in bytes of text, so they do not depend on the tokens."""
+    """Options of every text data set. Sizes are in bytes of text, so they do not depend on the tokenizer."""
 
-    train_bytes: int | None  # at most; None is all there are, of nine in ten stories
-    validation_bytes: int | None  # likewise, of the others
-    test_bytes: int | None
-    split_seed: int  # decides which stories are held out for validation
-    vocabulary: int  # most tokens: 257 is plain bytes, more are byte pairs learned from the training text
-    block_size: int  # tokens of context
-    device: str | torch.device
+    train_bytes: int | None  # training text at most; None is all of the nine tenths that are not held out
+    validation_bytes: int | None  # validation text at most; None is all of the tenth that is held out
+    test_bytes: int | None  # test text at most; None is all
+    split_seed: int  # selects the validation stories
+    vocabulary: int  # number of tokens: 257 is plain bytes, more are byte pairs learned from the training text
+    block_size: int  # context length, in tokens
+    device: str | torch.device  # where the tokens are stored
 
 
 class TextData:
-    """Train, validation and test text as tokens on one device, cut into blocks without padding.
+    """Training, validation and test text as tokens on one device, in blocks without padding.
 
-    The options are those of TextOptions. Arguments:
-        name: of the data set that is really in use
-        known: stories to train and validate on
-        unseen: stories to test on
-        cache: directory to keep the tokens in; None keeps none
+    Arguments:
+        name: name of the data set in use; differs from the requested one after a fallback
+        known: stories for training and validation
+        unseen: stories for test
+        cache: directory to save the tokens in; None does not save them
+        train_bytes: training text at most, in bytes; None is all
+        validation_bytes: validation text at most, in bytes; None is all
+        test_bytes: test text at most, in bytes; None is all
+        split_seed: selects the validation stories
+        vocabulary: number of tokens at most; 257 is plain bytes
+        block_size: context length, in tokens
+        device: where the tokens are stored
     """
 
     kind = "text"
@@ -67,48 +72,48 @@ class TextData:
         self.name = name
         self.block_size = block_size
         self.device = torch.device(device)
+        training = [story for story in known if not _is_held_out(story, split_seed)]
+        held_out = [story for story in known if _is_held_out(story, split_seed)]
         stories = {
-            "train": _first([s for s in known if not _held_out(s, split_seed)], train_bytes, "data.train_bytes"),
-            "validation": _first(
-                [s for s in known if _held_out(s, split_seed)], validation_bytes, "data.validation_bytes"
-            ),
-            "test": _first(unseen, test_bytes, "data.test_bytes"),
+            "train": _truncate(training, train_bytes, "data.train_bytes"),
+            "validation": _truncate(held_out, validation_bytes, "data.validation_bytes"),
+            "test": _truncate(unseen, test_bytes, "data.test_bytes"),
         }
-        self.tokenizer, tokens = _tokenised(stories, vocabulary, cache)
+        self.tokenizer, tokens = _tokenise(stories, vocabulary, cache)
         self.vocabulary = vocabulary
         self.splits = {split: ids.to(self.device) for split, ids in tokens.items()}
         token_bytes = torch.tensor(self.tokenizer.token_bytes())
         self._bytes_per_token = {}
         for split, ids in tokens.items():
             if self.size(split) < 1:
-                raise DataError(f"data.block_size={block_size}: the {split} split has only {len(ids):,} tokens.")
+                raise DataError(f"data.block_size={block_size}: must be below {len(ids):,}, the tokens of {split}.")
             targets = ids[1 : self.size(split) * block_size + 1].long()
             self._bytes_per_token[split] = token_bytes[targets].sum().item() / len(targets)
 
     def size(self, split: str) -> int:
-        """How many blocks; each is predicted from the token before it on."""
+        """Number of blocks in a split."""
         return (len(self.splits[split]) - 1) // self.block_size
 
     def preparation(self) -> dict[str, Any]:
-        """Text as tokens, at most `block_size`; `esper.data.tokens.from_state` makes the tokenizer from its state."""
+        """How inputs are prepared: at most `block_size` tokens; `esper.data.tokens.from_state` loads the tokenizer."""
         sizes = {"block_size": self.block_size, "vocabulary": self.vocabulary}
         return {"name": self.name, "kind": self.kind, **sizes, "tokenizer": self.tokenizer.state()}
 
     @property
     def options(self) -> int:
-        """How many tokens there are to choose from."""
+        """Number of tokens of the tokenizer."""
         return self.tokenizer.vocabulary
 
     def bits_per_byte(self, split: str, loss: Number) -> Number:
-        """A mean loss in nats per token of a whole split, as bits per byte of its text, which any tokens compare by."""
+        """A split's mean loss, in nats per token, as bits per byte, which is comparable between tokenizers."""
         return loss / math.log(2) / self._bytes_per_token[split]
 
     def score(self, split: str, loss: Tensor, accuracy: Tensor) -> Tensor:
-        """What counts: bits per byte, negative and times 100, so that more is better as with percentage points."""
+        """-100 x bits per byte, so that higher is better and the scale is similar to percentage points."""
         return -100 * self.bits_per_byte(split, loss)
 
     def stream(self, batch: int, generator: torch.Generator | None) -> "TextStream":
-        """Training batches without end; all randomness comes from `generator`."""
+        """Endless training batches; all randomness comes from `generator`."""
         return TextStream(self, batch, generator)
 
     def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -119,45 +124,46 @@ class TextData:
 
     def blocks(self, split: str, index: Tensor) -> tuple[Tensor, Tensor]:
         """Blocks [batch] of a split: int64 tokens [batch, block_size], and the tokens that follow each."""
-        places = index[:, None] * self.block_size + torch.arange(self.block_size + 1, device=index.device)
-        tokens = self.splits[split][places].long()
+        positions = index[:, None] * self.block_size + torch.arange(self.block_size + 1, device=index.device)
+        tokens = self.splits[split][positions].long()
         return tokens[:, :-1], tokens[:, 1:]
 
 
 class TextStream:
-    """Training batches without end."""
+    """An endless stream of training batches."""
 
     def __init__(self, data: TextData, batch: int, generator: torch.Generator | None) -> None:
         self._data = data
         self._shuffle = Shuffle(data.size("train"), batch, generator, data.device)
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """int64 tokens [batch, block_size], and the tokens that follow each"""
+        """The next batch: int64 tokens [batch, block_size], and the tokens that follow each."""
         return self._data.blocks("train", self._shuffle.take())
 
 
-def _held_out(story: str, split_seed: int) -> bool:
-    """Whether a story is for validation. It is decided by its own text, so it does not depend on what else is read."""
-    return int.from_bytes(hashlib.blake2b(f"{split_seed}/{story}".encode(), digest_size=8).digest()) % HELD_OUT == 0
+def _is_held_out(story: str, split_seed: int) -> bool:
+    """Whether a story is for validation; it depends on the story's text only, not on which other stories are read."""
+    digest = hashlib.blake2b(f"{split_seed}/{story}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % HOLD_OUT_EVERY == 0
 
 
-def _first(stories: Sequence[str], most: int | None, key: str) -> list[str]:
-    """Stories from the front, the last one cut, so that they have at most `most` bytes in all; None is all of them."""
-    if most is None:
+def _truncate(stories: Sequence[str], max_bytes: int | None, key: str) -> list[str]:
+    """The first stories, the last one truncated, with at most `max_bytes` bytes in total; None is all stories."""
+    if max_bytes is None:
         return list(stories)
-    if most < 1:
-        raise DataError(f"{key}={most}: must be at least 1, or null for all there are.")
-    left, result = most, []
+    if max_bytes < 1:
+        raise DataError(f"{key}={max_bytes}: must be at least 1, or null for all.")
+    remaining, result = max_bytes, []
     for story in stories:
         content = story.encode()
-        result.append(content[:left].decode(errors="ignore"))
-        left -= len(content)
-        if left <= 0:
+        result.append(content[:remaining].decode(errors="ignore"))
+        remaining -= len(content)
+        if remaining <= 0:
             break
     return result
 
 
-def _tokenised(
+def _tokenise(
     stories: dict[str, list[str]], vocabulary: int, cache: Path | None
 ) -> tuple[Tokenizer, dict[str, Tensor]]:
     """The tokenizer learned from the training stories, and int32 tokens [n] of each split."""
@@ -167,12 +173,12 @@ def _tokenised(
             saved = torch.load(path, weights_only=True)
             return from_state(saved["tokenizer"]), {split: saved["tokens"][split] for split in stories}
         except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, OSError):
-            pass  # a damaged cache is made again
-    with working("turning text into tokens"):
+            pass  # a damaged cache is written again
+    with show_status("tokenising text"):
         tokenizer = learn(stories["train"], vocabulary)
-        tokens = {split: _ids(tokenizer, texts) for split, texts in stories.items()}
+        tokens = {split: _encode(tokenizer, texts) for split, texts in stories.items()}
     if path:
-        with partial(path) as target:
+        with write_atomically(path) as target:
             torch.save({"tokenizer": tokenizer.state(), "tokens": tokens}, target)
     return tokenizer, tokens
 
@@ -186,10 +192,10 @@ def _fingerprint(stories: dict[str, list[str]], vocabulary: int) -> str:
     return digest.hexdigest()[:16]
 
 
-def _ids(tokenizer: Tokenizer, stories: Sequence[str]) -> Tensor:
+def _encode(tokenizer: Tokenizer, stories: Sequence[str]) -> Tensor:
     ids = array("i")
-    for start in range(0, len(stories), AT_ONCE):
-        for encoded in tokenizer.encode(stories[start : start + AT_ONCE]):
+    for start in range(0, len(stories), ENCODE_BATCH):
+        for encoded in tokenizer.encode(stories[start : start + ENCODE_BATCH]):
             ids.extend(encoded)
             ids.append(tokenizer.end)
     return torch.frombuffer(ids, dtype=torch.int32).clone() if ids else torch.empty(0, dtype=torch.int32)

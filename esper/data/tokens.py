@@ -1,4 +1,4 @@
-"""Text to tokens and back: plain bytes, or byte-level pairs learned from the training text."""
+"""Tokenizers: plain bytes, or byte-level byte-pair encoding (BPE) learned from the training text."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -8,15 +8,15 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from esper.data.store import DataError
 
-END = "<|endoftext|>"  # stands between stories, in files and as a token
-PLAIN_BYTES = 257  # vocabulary of 256 bytes and the end of a story
-LEARN_FROM = 50_000_000  # characters are plenty to count pairs in
+END = "<|endoftext|>"  # separates stories, in files and as a token
+PLAIN_BYTES = 257  # tokens: 256 bytes and the end of a story
+LEARN_FROM = 50_000_000  # characters; more hardly change the pairs
 
 
 class Tokenizer(Protocol):
-    """Encodes stories; the end of a story is a token of its own."""
+    """Converts stories to tokens and back; the end of a story is a separate token."""
 
-    vocabulary: int  # tokens there are
+    vocabulary: int  # number of tokens
     end: int  # the token at the end of a story
 
     def encode(self, stories: Sequence[str]) -> list[list[int]]: ...
@@ -24,14 +24,14 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def token_bytes(self) -> list[int]:
-        """How many bytes of text each token stands for; the end of a story stands for none."""
+        """Number of bytes of text of each token; 0 for the end of a story."""
 
     def state(self) -> str:
-        """What `from_state` needs to make this tokenizer again."""
+        """The tokenizer as a string, for `from_state`."""
 
 
 class ByteTokenizer:
-    """A token for each byte."""
+    """One token per byte."""
 
     vocabulary = PLAIN_BYTES
     end = 256
@@ -51,7 +51,7 @@ class ByteTokenizer:
 
 
 class PairTokenizer:
-    """Byte-level pair encoding; every text can be encoded."""
+    """Byte-level BPE; it can encode every text."""
 
     end = 0
 
@@ -60,8 +60,8 @@ class PairTokenizer:
         self.vocabulary: int = model.get_vocab_size()
 
     @classmethod
-    def learned(cls, stories: Sequence[str], vocabulary: int) -> "PairTokenizer":
-        """Learn up to `vocabulary` tokens; a small text may have pairs for fewer."""
+    def train(cls, stories: Sequence[str], vocabulary: int) -> "PairTokenizer":
+        """Learn at most `vocabulary` tokens; a small text may have fewer pairs."""
         model = tokenizers.Tokenizer(models.BPE())
         model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = decoders.ByteLevel()
@@ -71,7 +71,7 @@ class PairTokenizer:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        model.train_from_iterator(_beginning(stories), trainer)
+        model.train_from_iterator(_first_characters(stories), trainer)
         return cls(model)
 
     def encode(self, stories: Sequence[str]) -> list[list[int]]:
@@ -84,7 +84,7 @@ class PairTokenizer:
     def token_bytes(self) -> list[int]:
         lengths = [0] * self.vocabulary
         for piece, index in self._model.get_vocab().items():
-            lengths[index] = 0 if piece == END else len(piece)  # a byte-level piece has a character a byte
+            lengths[index] = 0 if piece == END else len(piece)  # a byte-level piece has one character per byte
         return lengths
 
     def state(self) -> str:
@@ -92,12 +92,13 @@ class PairTokenizer:
         return state
 
 
-def _beginning(stories: Sequence[str]) -> Iterator[str]:
-    left = LEARN_FROM
+def _first_characters(stories: Sequence[str]) -> Iterator[str]:
+    """The first stories, about LEARN_FROM characters."""
+    remaining = LEARN_FROM
     for story in stories:
-        if left <= 0:
+        if remaining <= 0:
             return
-        left -= len(story)
+        remaining -= len(story)
         yield story
 
 
@@ -105,8 +106,9 @@ def learn(stories: Sequence[str], vocabulary: int) -> Tokenizer:
     """A tokenizer with at most `vocabulary` tokens for these stories; 257 means plain bytes."""
     if vocabulary < PLAIN_BYTES:
         raise DataError(f"data.vocabulary={vocabulary}: must be {PLAIN_BYTES} (plain bytes) or more (byte pairs).")
-    return ByteTokenizer() if vocabulary == PLAIN_BYTES else PairTokenizer.learned(stories, vocabulary)
+    return ByteTokenizer() if vocabulary == PLAIN_BYTES else PairTokenizer.train(stories, vocabulary)
 
 
 def from_state(state: str) -> Tokenizer:
+    """The tokenizer with that state."""
     return PairTokenizer(tokenizers.Tokenizer.from_str(state)) if state else ByteTokenizer()

@@ -1,4 +1,4 @@
-"""N host runs stepped together."""
+"""Environments: N episodes stepped together."""
 
 from esper.environment.environment import Environment
 from esper.environment.governor import Governor, RollbackReason

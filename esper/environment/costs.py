@@ -1,4 +1,4 @@
-"""What a host with its seeds costs per sample, forward, in training and in probes."""
+"""FLOPs per sample of a host with seeds: forward, training and probes."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -15,13 +15,17 @@ from esper.lifecycle import Blend
 
 
 class HostCosts:
-    """FLOPs per sample of a host's segments and of its seeds: as they state them, or else counted on the meta device.
+    """FLOPs per sample of a host's segments and seeds.
 
-    `seeds` are always the costs of those that are there, by slot.
+    Hosts and blueprints may state their FLOPs; where they do not, torch counts them on the meta device.
+    In all methods `seeds` has the costs of the current seeds, by slot.
+
+    Arguments:
+        build: builds the host
+        example: one sample, [1, ...], on any device
     """
 
     def __init__(self, build: Callable[[], Host], example: Tensor) -> None:
-        """`example` is one sample, [1, ...], on any device."""
         with torch.device("meta"):
             self._host = build().eval()
         x = example.to("meta")
@@ -38,7 +42,7 @@ class HostCosts:
         self.segments = counted if stated is None else stated
 
     def seed(self, slot: str, name: str, blend: Blend) -> Flops:
-        """The seed of a blueprint in a slot, with what blends it in."""
+        """The cost of a seed in a slot, its blend gate included."""
         key = (slot, name, blend)
         if key not in self._seeds:
             topology, channels = self._host.topology, self._host.slot(slot).channels
@@ -55,35 +59,35 @@ class HostCosts:
         return self._seeds[key]
 
     def forward(self, seeds: Mapping[str, Flops], settings: SeedSettings, start: str | None = None) -> int:
-        """One sample through the network from a slot on, its own seed included."""
+        """One forward pass, from `start` on with the seed of that slot; None is the whole network."""
         return sum(cost.forward for cost, _ in self._parts(seeds, settings, start))
 
     def train(self, seeds: Mapping[str, Flops], settings: SeedSettings) -> int:
-        """One sample forward and backward through the host and the seeds blended into it.
+        """Forward and backward pass through the host and the seeds blended into it.
 
-        Where blended seeds send no gradient back to the host (`coadapt` off), this is a little more than is done: it
-        has the gradient towards a seed's inputs all the same, and that through a fading seed.
+        With `coadapt` off this is slightly too high: it includes the gradient towards the inputs of blended and fading
+        seeds, which is not computed then.
         """
         return sum(cost.total if learns else cost.frozen for cost, learns in self._parts(seeds, settings))
 
     def isolated(self, seeds: Mapping[str, Flops], settings: SeedSettings) -> int:
-        """One sample's second passes, that of each seed behind the host: the seed, and all that follows held fixed.
+        """The second pass of each isolated seed: forward and backward through the seed and the frozen network after it.
 
-        The gradient of a seed's first layer towards its inputs is included, though where no normalisation stands
-        before that layer it is not taken.
+        This includes the gradient of a seed's first layer towards its inputs, which is only computed where a
+        normalisation precedes that layer.
         """
-        behind = [name for name, setting in settings.items() if setting.mode is Mode.ISOLATED]
-        following = (cost.frozen for name in behind for cost, _ in self._parts(seeds, settings, name))
-        return sum(seeds[name].total for name in behind) + sum(following)
+        isolated = [name for name, setting in settings.items() if setting.mode is Mode.ISOLATED]
+        following = (cost.frozen for name in isolated for cost, _ in self._parts(seeds, settings, name))
+        return sum(seeds[name].total for name in isolated) + sum(following)
 
     def probe(self, seeds: Mapping[str, Flops], settings: SeedSettings, off: Collection[str]) -> int:
-        """One sample for each slot in `off`, from that slot on with its seed switched off."""
+        """For each slot in `off`, a forward pass from that slot on with its seed switched off."""
         return sum(self.forward(seeds, settings, name) - seeds[name].forward for name in off)
 
     def _parts(
         self, seeds: Mapping[str, Flops], settings: SeedSettings, start: str | None = None
     ) -> list[tuple[Flops, bool]]:
-        """The segments and seeds that a sample passes from a slot on, each with whether its weights learn from it."""
+        """The segments and seeds that a sample passes from a slot on, each with whether its weights are trained."""
         first = 0 if start is None else self.slots.index(start)
         segments = self.segments[0 if start is None else first + 1 :]
         modes = {name: settings[name].mode for name in self.slots[first:] if name in settings}
@@ -92,7 +96,7 @@ class HostCosts:
 
 
 def _count(run: Callable[..., Tensor], *arguments: object) -> tuple[Flops, Tensor]:
-    """The cost by torch's count of a forward pass, and what it gave."""
+    """The cost of a forward pass as counted by torch, and its output."""
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         out = run(*arguments)

@@ -1,4 +1,4 @@
-"""Vital signs of the hosts: which of them must be brought back to their last good state."""
+"""The governor: decides which hosts to roll back to their last good snapshot."""
 
 from enum import IntEnum
 
@@ -11,24 +11,24 @@ class RollbackReason(IntEnum):
 
     NONE = 0
     NON_FINITE = 1
-    COLLAPSED = 2  # it had learned, and answers at chance
-    DIVERGING = 3
+    COLLAPSED = 2  # it had learned and is back at chance level
+    DIVERGING = 3  # its loss is far above its recent mean
 
 
 class Governor:
-    """Judges validation losses, one history for each environment.
+    """Checks validation losses against a history of normal losses per environment.
 
     Arguments:
-        envs: how many environments
-        chance: loss of an even guess
-        history: how many sane losses are remembered
-        least: fewer are too few to judge divergence by
-        learned: a mean loss below this share of `chance` means that the host had learned
-        band: a loss this close to `chance`, as a share of it, is one of chance
-        factor, sigmas, ceiling: a loss diverges above `factor` x the mean, `sigmas` standard deviations above it, and
-            above `ceiling` x chance, all three
-        patience: so many diverging losses in a row are too many
-        snapshot_every: steps between snapshots of a host in good health
+        envs: number of environments
+        chance: loss at chance level
+        history: normal losses in the history
+        min_history: no divergence is detected with fewer losses in the history
+        learned_below: a host has learned if its mean loss is below this share of `chance`
+        chance_band: a loss is at chance level if its distance to `chance` is below this share of `chance`
+        mean_factor, std_factor, chance_factor: a loss diverges if it is above `mean_factor` x the mean, more than
+            `std_factor` standard deviations above the mean, and above `chance_factor` x `chance`; all three
+        patience: consecutive diverging losses that cause a rollback
+        snapshot_every: steps between snapshots of healthy hosts
     """
 
     def __init__(
@@ -56,36 +56,37 @@ class Governor:
             if value < 1:
                 raise ValueError(f"governor.{key}={value}: must be at least 1.")
         self.snapshot_every = snapshot_every
-        self._chance, self._least, self._learned, self._band = chance, min_history, learned_below, chance_band
-        self._factor, self._sigmas, self._ceiling, self._patience = mean_factor, std_factor, chance_factor, patience
+        self._chance, self._chance_band, self._chance_factor = chance, chance_band, chance_factor
+        self._min_history, self._learned_below, self._patience = min_history, learned_below, patience
+        self._mean_factor, self._std_factor = mean_factor, std_factor
         self._losses = torch.full((envs, history), torch.nan)
         self._strikes = torch.zeros(envs, dtype=torch.int64)
 
     def judge(self, loss: Tensor) -> Tensor:
-        """The reason to roll each environment back, int64 [envs], given its latest loss [envs]."""
+        """The RollbackReason of each environment, int64 [envs], given its latest loss [envs]."""
         known = (~self._losses.isnan()).sum(1)
         mean = self._losses.nanmean(1)
-        spread = (self._losses - mean[:, None]).square().nanmean(1).sqrt()
-        finite = loss.isfinite()
-        collapsed = (mean < self._learned * self._chance) & ((loss - self._chance).abs() < self._band * self._chance)
-        wild = loss > self._ceiling * self._chance
-        wild &= (loss > mean + self._sigmas * spread) & (loss > self._factor * mean) & (known >= self._least)
-        self._strikes = torch.where(wild, self._strikes + 1, torch.zeros_like(self._strikes))
+        std = (self._losses - mean[:, None]).square().nanmean(1).sqrt()
+        at_chance = (loss - self._chance).abs() < self._chance_band * self._chance
+        collapsed = (mean < self._learned_below * self._chance) & at_chance
+        diverging = (loss > self._chance_factor * self._chance) & (known >= self._min_history)
+        diverging &= (loss > mean + self._std_factor * std) & (loss > self._mean_factor * mean)
+        self._strikes = torch.where(diverging, self._strikes + 1, torch.zeros_like(self._strikes))
         reason = torch.zeros_like(self._strikes)
         reason[self._strikes >= self._patience] = RollbackReason.DIVERGING
         reason[collapsed] = RollbackReason.COLLAPSED
-        reason[~finite] = RollbackReason.NON_FINITE
+        reason[~loss.isfinite()] = RollbackReason.NON_FINITE
         self._strikes[reason > 0] = 0
-        sane = (reason == 0) & ~wild
-        rolled = torch.cat([self._losses[:, 1:], loss[:, None]], 1)
-        self._losses = torch.where(sane[:, None], rolled, self._losses)
+        is_normal = (reason == 0) & ~diverging
+        extended = torch.cat([self._losses[:, 1:], loss[:, None]], 1)
+        self._losses = torch.where(is_normal[:, None], extended, self._losses)
         return reason
 
-    def restored(self, envs: Tensor, loss: Tensor) -> None:
-        """Some environments, bool [envs], are back at an older state with this loss [envs]; their past is forgotten."""
+    def reset_history(self, envs: Tensor, loss: Tensor) -> None:
+        """Restart the history of some environments, bool [envs], with the loss [envs] of the restored host."""
         self._losses[envs] = torch.nan
         self._losses[envs, -1] = loss[envs]
 
-    def healthy(self) -> Tensor:
-        """Which environments show no sign of trouble, and may be saved: bool [envs]."""
+    def is_healthy(self) -> Tensor:
+        """Environments whose latest loss did not diverge, and whose host may be saved: bool [envs]."""
         return self._strikes == 0

@@ -1,4 +1,4 @@
-"""The hosts that episodes may have."""
+"""The hosts that episodes choose from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -11,12 +11,12 @@ from esper.rng import derive_seed
 
 
 class HostPool:
-    """Hosts by name, each with what it costs; which of them an episode has follows from its seed.
+    """Hosts by name, with their costs. The episode seed determines the host of an episode.
 
     Arguments:
-        hosts: make a host each
+        hosts: functions that build a host, by name
         example: one sample, [1, ...]
-        slots: that every host must have
+        slots: slots that every host must have
     """
 
     def __init__(self, hosts: Mapping[str, Callable[[], Host]], example: Tensor, slots: Sequence[str]) -> None:
@@ -25,9 +25,11 @@ class HostPool:
         for host, costs in self._costs.items():
             for name in slots:
                 if name not in costs.slots:
-                    raise ValueError(f"slots.names: {name} is no slot of {host}; it has {', '.join(costs.slots)}.")
+                    raise ValueError(
+                        f"slots.names={name}: is not a slot of host {host}; must be one of {', '.join(costs.slots)}."
+                    )
         if len({costs.slots for costs in self._costs.values()}) > 1:
-            raise ValueError(f"hosts: {', '.join(hosts)} must have the same slots in the same order.")
+            raise ValueError(f"hosts={', '.join(hosts)}: must have the same slots in the same order.")
 
     def __len__(self) -> int:
         return len(self._hosts)
@@ -37,7 +39,7 @@ class HostPool:
         return tuple(self._hosts)
 
     def host_name(self, episode_seed: int) -> str:
-        """Of the host that the episode of a seed has."""
+        """The name of the host of an episode."""
         return self.names[derive_seed("host", episode_seed) % len(self)]
 
     def build(self, episode_seed: int) -> Host:
@@ -47,22 +49,24 @@ class HostPool:
         return self._costs[self.host_name(episode_seed)]
 
     def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
-        """The seed of an episode, by its number: every host comes as often, and a pair of episodes has any two alike.
+        """The seed of the episode number `index`.
 
-        With a single host it is the purpose's own.
+        Hosts come equally often, and so does each pair of hosts in two consecutive episodes. With a single host this is
+        `derive_seed(purpose, run_seed, index)`.
         """
         hosts = range(len(self._hosts))
-        turns = [host for pair in product(hosts, hosts) for host in pair]
-        block, place = divmod(index, len(turns))
-        earlier = block * turns.count(turns[place]) + turns[:place].count(turns[place])
-        return self.episode_seeds(purpose, run_seed, earlier if len(hosts) > 1 else index)[turns[place]]
+        cycle = [host for pair in product(hosts, hosts) for host in pair]
+        cycles, position = divmod(index, len(cycle))
+        host = cycle[position]
+        earlier = cycles * cycle.count(host) + cycle[:position].count(host)  # episodes of this host before this one
+        return self.episode_seeds(purpose, run_seed, earlier if len(hosts) > 1 else index)[host]
 
     def episode_seeds(self, purpose: str, run_seed: int, index: int) -> list[int]:
-        """An episode seed for each host, derived from a purpose; with a single host, the purpose's own."""
-        found: dict[str, int] = {}
-        tried = 0
-        while len(found) < len(self._hosts):
-            candidate = derive_seed(purpose if tried == 0 else f"{purpose} {tried}", run_seed, index)
-            found.setdefault(self.host_name(candidate), candidate)
-            tried += 1
-        return [found[name] for name in self._hosts]
+        """One episode seed for each host, by trying derived seeds until every host has one."""
+        chosen: dict[str, int] = {}
+        attempt = 0
+        while len(chosen) < len(self._hosts):
+            candidate = derive_seed(purpose if attempt == 0 else f"{purpose} {attempt}", run_seed, index)
+            chosen.setdefault(self.host_name(candidate), candidate)
+            attempt += 1
+        return [chosen[name] for name in self._hosts]

@@ -1,4 +1,4 @@
-"""One host run: its weights, its data order and its noise all follow from one episode seed."""
+"""One host run. Its weights, data order and dropout are derived from one episode seed."""
 
 import math
 import time
@@ -22,9 +22,9 @@ SLOT = (
     "gradient_norm",
     "health",
     "isolated_gain",
-)  # measured for each slot; NaN where there is nothing
+)  # measured for each slot; NaN without a seed
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-VANISHING, EXPLODING = 1e-7, 10.0  # gradient norms of a weight, in multiples of the clip norm
+VANISHING, EXPLODING = 1e-7, 10.0  # gradient norms of one parameter tensor, in multiples of the clip norm
 
 
 @dataclass(frozen=True)
@@ -32,33 +32,40 @@ class HostRunOptions:
     """How a step trains and measures."""
 
     batch: int  # samples in a training batch
-    batches: int  # training batches in a step, where an episode has no number of its own
-    validation_batch: int
-    attribution_share: float  # of the validation split, for the passes with a seed switched off
-    gradient_stride: int  # every so many batches, gradient health is taken
+    batches: int  # training batches in a step, unless EpisodeStart.batches is set
+    validation_batch: int  # samples in a batch of validation and test
+    attribution_share: float  # share of the validation split that probes use
+    gradient_stride: int  # batches between measurements of gradient health
     precision: str  # 32, bf16 or fp16
-    coadapt: bool
+    coadapt: bool  # whether gradients of blended seeds reach the host's earlier layers
 
     def probes(self, size: int) -> int:
-        """How many validation batches, of a split of so many samples, are run again with seeds switched off."""
+        """Number of batches of a split of `size` samples that are run again with a seed switched off."""
         return math.ceil(math.ceil(size / self.validation_batch) * self.attribution_share)
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What a run does in a step."""
+    """The plan of one step of a run."""
 
-    settings: SeedSettings  # of its seeds while it trains
-    final: SeedSettings  # of its seeds when it is measured
-    off: tuple[str, ...]  # seeds whose contribution is wanted
-    batches: int  # to train on
+    settings: SeedSettings  # of the seeds during training
+    final: SeedSettings  # of the seeds during validation
+    off: tuple[str, ...]  # slots whose contribution is measured
+    batches: int  # training batches
 
 
 class HostRun:
-    """A growing host with its optimizer and its stream of data.
+    """A growing host with its optimizer and data stream.
 
-    Building, grafting, removing and restoring draw from torch's global generator inside `seeded`, so they belong in
-    the main thread; `train_and_measure` and `measure` may run in any thread, and read no value from the device.
+    Building, grafting, removing and restoring draw from torch's global generator inside `seeded_init`, so call them in
+    the main thread. `train_and_measure` and `measure` may run in any thread and read no value from the device.
+
+    Arguments:
+        episode_seed: all randomness of the run is derived from it; None uses torch's global generator
+        build: builds the host
+        optimizer: builds the optimizer of the growing host
+        data: the data set
+        options: how a step trains and measures
     """
 
     def __init__(
@@ -70,7 +77,6 @@ class HostRun:
         data: Data,
         options: HostRunOptions,
     ) -> None:
-        """`seed` None leaves all randomness to torch's global generator."""
         self._episode_seed, self._data, self._options = episode_seed or 0, data, options
         with seeded_init(derive_seed("weights", self._episode_seed)):
             host = build()
@@ -78,14 +84,14 @@ class HostRun:
             host.use_generator(make_generator("dropout", episode_seed, device=data.device))
         self.model = GrowingHost(host.to(data.device), coadapt=options.coadapt).train()
         self.optimizer = optimizer(self.model)
-        own = None if episode_seed is None else make_generator("data", episode_seed, device=data.device)
-        self._stream = data.stream(options.batch, own)
+        generator = None if episode_seed is None else make_generator("data", episode_seed, device=data.device)
+        self._stream = data.stream(options.batch, generator)
         self._slots = tuple(slot.name for slot in host.slots)
         self._grafts = 0
-        cuda = data.device.type == "cuda"
-        self._cuda_stream = torch.cuda.Stream(data.device) if cuda else None  # type: ignore[no-untyped-call]
+        is_cuda = data.device.type == "cuda"
+        self._cuda_stream = torch.cuda.Stream(data.device) if is_cuda else None  # type: ignore[no-untyped-call]
         self._scaler = self._new_scaler()
-        self.seconds = {"train": 0.0, "measure": 0.0}  # spent so far; on a GPU only what the CPU had to do for it
+        self.seconds = {"train": 0.0, "measure": 0.0}  # so far; on a GPU only the time of the CPU
 
     def graft(self, slot: str, blueprint: str, blend: Blend) -> None:
         self._grafts += 1
@@ -100,7 +106,7 @@ class HostRun:
         return snapshot(self.model, self.optimizer, keep)
 
     def restore(self, saved: Snapshot) -> None:
-        """Back to a snapshot; the optimizer forgets, for momentum may be what led astray."""
+        """Restore a snapshot. The optimizer state is cleared, because momentum may have caused the failure."""
         restore(saved, self.model, self.optimizer)
         self.optimizer.torch.state.clear()
         self._scaler = self._new_scaler()
@@ -111,7 +117,7 @@ class HostRun:
     def train_and_measure(self, plan: StepPlan, progress: tuple[float, float]) -> Tensor:
         """Train for one step, then measure: float32 [len(BASE) + slots * len(SLOT)] on the device.
 
-        `progress` is that of the episode, before and after.
+        `progress` is the share of the episode before and after this step; it sets the learning rate.
         """
         with self._thread():
             with self._clock("train"):
@@ -119,29 +125,29 @@ class HostRun:
             with self._clock("measure"):
                 return self._pack({**trained, **self._measure(plan.final, plan.off)})
 
-    def unmeasured(self) -> Tensor:
-        """What `train_and_measure` gives where nothing was measured."""
+    def empty_measurement(self) -> Tensor:
+        """The result of `measure` with every value NaN, for a run that is not measured."""
         return self._pack({})
 
     def measure(self, settings: SeedSettings) -> Tensor:
-        """Measure without training, packed as by `train_and_measure`."""
+        """Measure without training; packed like the result of `train_and_measure`."""
         with self._thread(), self._clock("measure"):
             return self._pack(self._measure(settings, ()))
 
     def evaluate(self, settings: SeedSettings, split: str) -> Tensor:
-        """Mean loss and share of right answers on a split: float32 [2] on the device."""
+        """Mean loss and accuracy on a split: float32 [2] on the device."""
         with self._thread():
             sums, _ = self._evaluate(settings, (), split)
             return sums[:2] / sums[2]
 
     @contextmanager
     def _thread(self) -> Iterator[None]:
-        """One intra-op thread, gradients on, and the run's own CUDA stream where there is one."""
+        """One intra-op thread, gradients on, and on a GPU the run's own CUDA stream."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         stream: AbstractContextManager[object] = nullcontext()
         if self._cuda_stream is not None:
-            self._cuda_stream.wait_stream(torch.cuda.current_stream(self._data.device))  # grafts were made on that one
+            self._cuda_stream.wait_stream(torch.cuda.current_stream(self._data.device))  # grafts ran on that stream
             stream = torch.cuda.stream(self._cuda_stream)
         try:
             with torch.inference_mode(False), torch.enable_grad(), stream:
@@ -151,9 +157,9 @@ class HostRun:
 
     @contextmanager
     def _clock(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         yield
-        self.seconds[phase] += time.perf_counter() - began
+        self.seconds[phase] += time.perf_counter() - start
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = PRECISIONS[self._options.precision]
@@ -167,26 +173,27 @@ class HostRun:
         def add(owner: str, name: str, value: Tensor) -> None:
             total[owner, name] = total.get((owner, name), torch.zeros((), device=device)) + value.detach()
 
-        def look() -> None:
+        def update_health() -> None:
             for owner in self.optimizer.owners:
-                found = gradient_health(self.optimizer.parameters(owner), self.optimizer.clip)
-                health[owner] = torch.minimum(health.get(owner, found), found)
+                latest = gradient_health(self.optimizer.parameters(owner), self.optimizer.clip)
+                health[owner] = torch.minimum(health.get(owner, latest), latest)
 
         for index in range(plan.batches):
             x, y = self._stream.next()
             outputs: list[Tensor] = []
             with self._autocast():
-                loss, behind = model.losses(x, plan.settings, _criterion(y, outputs))
-            whole = torch.stack([loss, *behind.values()]).sum()
-            (whole if self._scaler is None else self._scaler.scale(whole)).backward()  # type: ignore[no-untyped-call]
+                loss, isolated = model.losses(x, plan.settings, _criterion(y, outputs))
+            joint = torch.stack([loss, *isolated.values()]).sum()
+            (joint if self._scaler is None else self._scaler.scale(joint)).backward()  # type: ignore[no-untyped-call]
             progress = before + (after - before) * index / plan.batches
-            norms = self.optimizer.step(progress, self._scaler, None if index % options.gradient_stride else look)
+            is_due = index % options.gradient_stride == 0
+            norms = self.optimizer.step(progress, self._scaler, update_health if is_due else None)
             add(HOST_GROUP, "train_loss", loss)
             add(HOST_GROUP, "train_accuracy", (outputs[0].argmax(-1) == y).float().mean())
             for owner, norm in norms.items():
                 add(owner, "gradient_norm", norm)
-            for slot, own in behind.items():
-                add(slot, "isolated_gain", loss - own)
+            for slot, isolated_loss in isolated.items():
+                add(slot, "isolated_gain", loss - isolated_loss)
         means = {key: value / plan.batches for key, value in total.items()}
         return {**means, **{(owner, "health"): value for owner, value in health.items()}}
 
@@ -196,16 +203,16 @@ class HostRun:
         result = {(HOST_GROUP, "loss"): loss, (HOST_GROUP, "accuracy"): accuracy}
         score = self._data.score
         for slot, pair in without.items():  # both over the same part of the split
-            on, less = (score("validation", part[0] / part[2], part[1] / part[2]) for part in pair)
-            result[slot, "contribution"] = on - less
+            with_seed, without_seed = (score("validation", part[0] / part[2], part[1] / part[2]) for part in pair)
+            result[slot, "contribution"] = with_seed - without_seed
         return result
 
     def _evaluate(
         self, settings: SeedSettings, off: Collection[str], split: str
     ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """Sums of loss, right answers and answers: [3] with all seeds, and for each slot in `off` with and without it.
-
-        The features before each such slot are kept, so that switching it off costs only what follows it.
+        """Sums [3] of loss, correct predictions and predictions: with all seeds, and for each slot in `off` a pair,
+        with and without its seed, over the probed batches.
+        The features before each slot in `off` are cached, so that switching it off only recomputes what follows.
         """
         model, device = self.model.eval(), self._data.device
         sums, probed = torch.zeros(3, device=device), torch.zeros(3, device=device)
@@ -213,19 +220,19 @@ class HostRun:
         batch, probes = self._options.validation_batch, self._options.probes(self._data.size(split))
         with torch.no_grad(), self._autocast():
             for index, (x, y) in enumerate(self._data.batches(split, batch)):
-                kept, at = {}, None
+                cached, start = {}, None
                 for slot in [slot for slot in self._slots if slot in off and index < probes]:
-                    x = kept[slot] = model(x, settings, at, slot)
-                    at = slot
-                found = _sums(model(x, settings, at), y)
-                sums += found
-                if kept:
-                    probed += found
-                for slot, features in kept.items():
+                    x = cached[slot] = model(x, settings, start, slot)
+                    start = slot
+                batch_sums = _sums(model(x, settings, start), y)
+                sums += batch_sums
+                if cached:
+                    probed += batch_sums
+                for slot, features in cached.items():
                     others = {name: setting for name, setting in settings.items() if name != slot}
                     without[slot] += _sums(model(features, others, slot), y)
         model.train()
-        return sums, {slot: (probed, less) for slot, less in without.items()}
+        return sums, {slot: (probed, slot_sums) for slot, slot_sums in without.items()}
 
     def _pack(self, measured: Mapping[tuple[str, str], Tensor]) -> Tensor:
         missing = torch.full((), torch.nan, device=self._data.device)
@@ -234,9 +241,10 @@ class HostRun:
 
 
 def gradient_health(parameters: list[torch.nn.Parameter], clip: float) -> Tensor:
-    """1 less 0.5 x the share of vanishing and 0.8 x the share of exploding weights; 0 if any is not finite; no sync.
+    """1 - 0.5 x the share of vanishing - 0.8 x the share of exploding gradients; 0 with non-finite values.
 
-    The thresholds are multiples of the clip norm. Weights without a gradient do not count; without any, it is NaN.
+    The thresholds are multiples of the clip norm. Parameters without a gradient do not count; NaN if none has one.
+    Reads no value from the device.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -248,7 +256,7 @@ def gradient_health(parameters: list[torch.nn.Parameter], clip: float) -> Tensor
 
 
 def _criterion(y: Tensor, outputs: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    """The loss against targets `y`; keeps the outputs it is asked about, the host's own first."""
+    """Cross-entropy against targets `y`; appends each output to `outputs`, the host's first."""
 
     def loss(output: Tensor) -> Tensor:
         outputs.append(output.detach())
@@ -258,6 +266,7 @@ def _criterion(y: Tensor, outputs: list[Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _sums(output: Tensor, y: Tensor) -> Tensor:
+    """Sum of losses, correct predictions and predictions: [3]."""
     loss = F.cross_entropy(output.flatten(0, -2).float(), y.flatten(), reduction="sum")
     hits = (output.argmax(-1) == y).sum()
     return torch.stack([loss, hits.float(), torch.full_like(loss, y.numel())])

@@ -1,7 +1,7 @@
-"""Growth without a host: the same slots, actions, features and rewards, but a score that is written down.
+"""An environment without a host: same slots, actions, features and rewards, but the score is a known formula.
 
-What the best controller would reach is known, so it tells a learner that does not learn from a task that cannot be
-learned; and a thousand episodes take seconds.
+The best possible score is known, so a failure to learn is a fault of the learner and not of the task. A thousand
+episodes take seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,23 +19,24 @@ from esper.observation.features import BASE_WIDTH, SLOT_WIDTH
 from esper.rng import derive_seed, make_generator
 
 HOST_PARAMETERS = 1_000.0  # parameters
-CHANCE_SCORE, HOST_SCORE = 10.0, 30.0  # points at the start, and that the host alone comes to
-PACE = 5.0  # steps in which host and seeds come a good half of their way
+CHANCE_SCORE, HOST_SCORE = 10.0, 30.0  # points before training, and that a host without seeds reaches
+PACE = 5.0  # time constant in steps: after it, hosts and seeds have 63% of their final score
 
 
 class Oracle:
-    """N episodes whose score is what the host has learned by itself plus what each seed that is blended in has.
+    """N episodes whose score is the score of the host plus the share of each blended seed.
 
-    A seed's share is alpha x its gain x (1 - e^(-age / PACE)), so that a seed is worth more the earlier it comes. At
-    the end only fossils count. A little noise on what is measured follows from an episode's seed.
+    The share of a seed is alpha x gain x (1 - e^(-age / PACE)), so earlier seeds are worth more. After the last step
+    only fossils count. Measured scores have noise that is derived from the episode seed.
 
     Arguments:
-        space, rules: what may be done, and when
-        reward: pays for a step
-        envs, steps: how many episodes at once, and their length
-        gains: points that each blueprint brings in each slot in the end, by blueprint, in the order of the slots
-        sizes: parameters of each blueprint, in hosts
-        noise: deviation of each measured score, in points
+        space, rules: the action space and the lifecycle rules
+        reward: computes the reward of a step
+        envs: parallel episodes
+        steps: decisions in an episode
+        gains: points that a fully trained seed adds, by blueprint, one for each slot
+        sizes: parameters of a seed relative to the host, by blueprint
+        noise: standard deviation of each measured score, in points
     """
 
     name = "oracle"
@@ -55,8 +56,12 @@ class Oracle:
         for key, table in (("gains", gains), ("sizes", sizes)):
             if missing := [name for name in space.blueprints if name not in table]:
                 raise ValueError(f"environment.{key}: must have an entry for {', '.join(missing)}.")
-        if wrong := [name for name in space.blueprints if len(gains[name]) != len(space.slots)]:
-            raise ValueError(f"environment.gains.{wrong[0]}: must have an entry for each of {', '.join(space.slots)}.")
+        for name in space.blueprints:
+            if len(gains[name]) != len(space.slots):
+                raise ValueError(
+                    f"environment.gains.{name}={list(gains[name])}: must have an entry for each of "
+                    f"{', '.join(space.slots)}."
+                )
         self.space, self.rules, self.envs, self.steps = space, rules, envs, steps
         self.layout = Layout.from_space(space, BASE_WIDTH, SLOT_WIDTH)
         self._reward, self._noise = reward, noise
@@ -67,28 +72,28 @@ class Oracle:
         return derive_seed(purpose, run_seed, index)
 
     def reset(self, episode_seeds: Sequence[int]) -> Observation:
-        """Begin an episode for each seed."""
+        """Start one episode per episode seed."""
         draws = [
             torch.randn(self.steps + 1, generator=make_generator("oracle", episode_seed))
             for episode_seed in episode_seeds
         ]
-        self._drawn = self._noise * torch.stack(draws)
+        self._score_noise = self._noise * torch.stack(draws)  # [envs, steps + 1]
         self._slots = Slots.empty(len(episode_seeds), len(self.space.slots))
         self._host = torch.full((len(episode_seeds),), HOST_PARAMETERS)
-        now = self._measured(self._slots, 0, False)
+        now = self._measure(self._slots, 0, False)
         self._initial = now.score
         self._view = first_view(self.steps, self._slots, now, self._host)
         return observe(self._view, legal(self._slots, self.space, self.rules))
 
     def step(self, action: Tensor) -> GrowthStep:
-        """One decision in each environment: int64 [envs, heads]."""
+        """Run one step in each environment; `action` is int64 [envs, heads]."""
         before, earlier, step = self._slots, self._view.now, self._view.step
         last = step + 1 == self.steps
         decision = self.space.decode(action.cpu())
         during, applied = apply(before, action.cpu(), self.space, self.rules)
-        now = self._measured(during, step + 1, last)
+        now = self._measure(during, step + 1, last)
         after, ticked = tick(during, SeedMeasurements(now.contribution, now.seed_health), self.space, self.rules)
-        nothing = torch.zeros_like(decision.op)
+        no_rollback = torch.zeros_like(decision.op)
         record = StepRecord(
             step=step,
             steps=self.steps,
@@ -101,20 +106,21 @@ class Oracle:
             now=now,
             initial_score=self._initial,
             host_parameters=self._host,
-            seed_parameters=self._parameters(during),
-            rollback=nothing,
-            terminated=torch.full_like(nothing, last, dtype=torch.bool),
-            truncated=torch.zeros_like(nothing, dtype=torch.bool),
+            seed_parameters=self._seed_parameters(during),
+            rollback=no_rollback,
+            terminated=torch.full_like(no_rollback, last, dtype=torch.bool),
+            truncated=torch.zeros_like(no_rollback, dtype=torch.bool),
         )
         rewarded = self._reward(record)
         self._slots = after
-        there = self._parameters(after)
-        self._view = next_view(self._view, after, now, there, decision.op, decision.slot, nothing.bool())
+        self._view = next_view(
+            self._view, after, now, self._seed_parameters(after), decision.op, decision.slot, no_rollback.bool()
+        )
         observation = observe(self._view, legal(after, self.space, self.rules))
         return GrowthStep(observation, rewarded.total, rewarded, record.terminated, record.truncated, record)
 
     def outcome(self) -> dict[str, Tensor]:
-        """What the episodes have come to so far: figures [envs]."""
+        """The results of the episodes so far: tensors [envs]."""
         now, growth = self._view.now, self._view.now.parameters / HOST_PARAMETERS
         fossils = (self._slots.stage == Stage.FOSSILIZED).sum(1).float()
         return {
@@ -135,10 +141,10 @@ class Oracle:
         return self._view
 
     def optimum(self) -> float:
-        """The highest score that any controller can reach, noise aside.
+        """The highest score that any controller can reach, without noise.
 
-        A seed is worth more the earlier it comes, so the best plan germinates what pays, one seed in each of the first
-        steps, and fossilises as soon as it may; which seeds, and in which order, is tried out in full.
+        Earlier seeds are worth more, so the best plan germinates one seed in each of the first steps and fossilises it
+        as soon as possible. This method tries all choices of seeds in all orders.
         """
         slots, options = range(len(self.space.slots)), (-1, *range(len(self.space.blueprints)))
         plans = torch.tensor(
@@ -148,58 +154,59 @@ class Oracle:
                 for chosen in product(options, repeat=len(slots))
             ]
         )  # [plans, germinations, slot and blueprint], blueprint -1 for none
-        quiet = copy(self)
-        quiet._noise = 0.0
-        quiet.reset([0] * len(plans))
+        noiseless = copy(self)
+        noiseless._noise = 0.0
+        noiseless.reset([0] * len(plans))
         for step in range(self.steps):
-            quiet.step(quiet._planned(plans[:, step] if step < len(slots) else torch.full_like(plans[:, 0], -1)))
-        return float(quiet.outcome()["score"].max())
+            germination = plans[:, step] if step < len(slots) else torch.full_like(plans[:, 0], -1)
+            noiseless.step(noiseless._plan_action(germination))
+        return float(noiseless.outcome()["score"].max())
 
-    def _planned(self, germination: Tensor) -> Tensor:
-        """Actions [envs, heads]: a germination [envs, slot and blueprint] that is planned, else what moves seeds on."""
+    def _plan_action(self, germination: Tensor) -> Tensor:
+        """Actions [envs, heads]: the planned germination [envs, slot and blueprint], else FOSSILIZE, ADVANCE, WAIT."""
         masks = legal(self._slots, self.space, self.rules)
         heads = {head.name: torch.zeros(len(germination), dtype=torch.int64) for head in self.space.heads}
-        for op in (Op.ADVANCE, Op.FOSSILIZE, Op.GERMINATE):  # the last that can be done is done
+        for op in (Op.ADVANCE, Op.FOSSILIZE, Op.GERMINATE):  # a later op overrides an earlier one
             if op in self.space.ops:
                 index = self.space.ops.index(op)
-                may, slot = masks.op[:, index], masks.slot[:, index].int().argmax(1)
+                is_possible, slot = masks.op[:, index], masks.slot[:, index].int().argmax(1)
                 if op is Op.GERMINATE:
-                    may, slot = germination[:, 1] >= 0, germination[:, 0]
-                heads["op"] = torch.where(may, index, heads["op"])
+                    is_possible, slot = germination[:, 1] >= 0, germination[:, 0]
+                heads["op"] = torch.where(is_possible, index, heads["op"])
                 if "slot" in heads:
-                    heads["slot"] = torch.where(may, slot, heads["slot"])
+                    heads["slot"] = torch.where(is_possible, slot, heads["slot"])
         if "blueprint" in heads:
             heads["blueprint"] = germination[:, 1].clamp(min=0)
         return torch.stack(list(heads.values()), 1)
 
-    def _parameters(self, slots: Slots) -> Tensor:
-        """Of the seeds that are there: [envs, slots]."""
+    def _seed_parameters(self, slots: Slots) -> Tensor:
+        """Parameters of the current seeds: [envs, slots]; 0 without a seed."""
         return torch.where(slots.occupied, self._sizes[slots.blueprint.clamp(min=0)], 0.0)
 
-    def _measured(self, slots: Slots, epochs: int, last: bool) -> HostMeasurements:
-        """What is known after so many epochs."""
-        envs, places = slots.stage.shape
+    def _measure(self, slots: Slots, step: int, last: bool) -> HostMeasurements:
+        """The measurements after `step` steps."""
+        envs, slot_count = slots.stage.shape
         counted = slots.stage == Stage.FOSSILIZED if last else slots.occupied
-        ripe = 1 - torch.exp(-(slots.age + 1.0) / PACE)
-        gain = self._gains[slots.blueprint.clamp(min=0), torch.arange(places)] * ripe
+        trained = 1 - torch.exp(-(slots.age + 1.0) / PACE)  # share of its gain that a seed has reached
+        gain = self._gains[slots.blueprint.clamp(min=0), torch.arange(slot_count)] * trained
         share = torch.where(counted, slots.alpha * gain, 0.0)
-        alone = CHANCE_SCORE + (HOST_SCORE - CHANCE_SCORE) * (1 - torch.exp(torch.tensor(-epochs / PACE)))
-        score = alone + share.sum(1) + self._drawn[:, epochs]
-        nothing, none = torch.full((envs,), torch.nan), torch.full((envs, places), torch.nan)
+        host_score = CHANCE_SCORE + (HOST_SCORE - CHANCE_SCORE) * (1 - torch.exp(torch.tensor(-step / PACE)))
+        score = host_score + share.sum(1) + self._score_noise[:, step]
+        missing, missing_by_slot = torch.full((envs,), torch.nan), torch.full((envs, slot_count), torch.nan)
         blended = slots.live & (slots.alpha > 0)
         return HostMeasurements(
-            train_loss=nothing,
-            train_accuracy=nothing,
+            train_loss=missing,
+            train_accuracy=missing,
             loss=1 - score / 100,
             accuracy=score / 100,
             score=score,
-            gradient_norm=nothing,
+            gradient_norm=missing,
             health=torch.ones(envs),
-            parameters=HOST_PARAMETERS + (self._parameters(slots) * counted).sum(1),
+            parameters=HOST_PARAMETERS + (self._seed_parameters(slots) * counted).sum(1),
             flops=torch.zeros(envs, dtype=torch.float64),
             contribution=torch.where(blended, share, torch.nan),
-            progress=none,
-            seed_gradient_norm=none,
+            progress=missing_by_slot,
+            seed_gradient_norm=missing_by_slot,
             seed_health=torch.where(slots.live, 1.0, torch.nan),
-            isolated_gain=none,
+            isolated_gain=missing_by_slot,
         )

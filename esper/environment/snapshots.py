@@ -1,4 +1,4 @@
-"""Copies of hosts, to bring them back to."""
+"""Snapshots of hosts, for rollbacks."""
 
 from collections.abc import Sequence
 
@@ -13,32 +13,35 @@ class SnapshotStore:
     """The last good state of each host with its fossils.
 
     Arguments:
-        runs: the hosts, as their episodes begin
-        names: of the slots, in the order of their columns
+        runs: host runs at the start of their episodes
+        names: slot names, in the order of their columns
     """
 
     def __init__(self, runs: Sequence[HostRun], names: tuple[str, ...]) -> None:
         self._runs, self._names = runs, names
-        self.saved: list[Snapshot] = [run.snapshot(tuple(run.model.seeds)) for run in runs]
+        self.snapshots: list[Snapshot] = [run.snapshot(tuple(run.model.seeds)) for run in runs]
 
     def save(self, envs: Tensor, slots: Slots) -> None:
-        """Keep a copy of some hosts, bool [envs]; the older copy is let go."""
+        """Replace the snapshots of some hosts, bool [envs]."""
         for env in _indices(envs):
-            self.saved[env] = self._runs[env].snapshot(fossil_settings(slots, env, self._names).keys())
+            self.snapshots[env] = self._runs[env].snapshot(fossil_settings(slots, env, self._names).keys())
 
-    def save_fossils(self, new: Tensor, sound: Tensor, slots: Slots) -> None:
-        """A later return must find every fossil; the host around new ones, bool [envs, slots], is kept if `sound`."""
-        self.save(new.any(1) & sound, slots)
-        for env in _indices(new.any(1) & ~sound):
-            names = [name for name, here in zip(self._names, new[env].tolist(), strict=True) if here]
-            self.saved[env] = adopt(self.saved[env], self._runs[env].snapshot(names), names)
+    def save_fossils(self, new: Tensor, is_healthy: Tensor, slots: Slots) -> None:
+        """Save new fossils, bool [envs, slots], because a rollback must not lose them.
+
+        A host that `is_healthy`, bool [envs], is saved with them; otherwise only the fossils join the old snapshot.
+        """
+        self.save(new.any(1) & is_healthy, slots)
+        for env in _indices(new.any(1) & ~is_healthy):
+            names = [name for name, is_new in zip(self._names, new[env].tolist(), strict=True) if is_new]
+            self.snapshots[env] = adopt(self.snapshots[env], self._runs[env].snapshot(names), names)
 
     def restore(self, envs: Tensor) -> None:
-        """Bring some hosts, bool [envs], back."""
+        """Restore the snapshots of some hosts, bool [envs]."""
         for env in _indices(envs):
-            self._runs[env].restore(self.saved[env])
+            self._runs[env].restore(self.snapshots[env])
 
 
 def _indices(envs: Tensor) -> list[int]:
-    found: list[int] = envs.nonzero().flatten().tolist()
-    return found
+    indices: list[int] = envs.nonzero().flatten().tolist()
+    return indices

@@ -1,4 +1,4 @@
-"""What a step gives back."""
+"""The result of a step."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,21 +10,24 @@ from esper.observation import Observation
 
 
 class RewardResult(Protocol):
-    """What a reward gives for a step: its total [envs], the parts it is the sum of, and findings worth an event."""
+    """The reward of a step: its total, the terms that add up to it, and the findings of detectors."""
 
     @property
-    def total(self) -> Tensor: ...
+    def total(self) -> Tensor:
+        """float32 [envs]."""
 
     @property
-    def parts(self) -> dict[str, Tensor]: ...
+    def parts(self) -> dict[str, Tensor]:
+        """By term, float32 [envs]."""
 
     @property
-    def findings(self) -> dict[str, Tensor]: ...
+    def findings(self) -> dict[str, Tensor]:
+        """By detector, bool [envs, slots]."""
 
 
 @dataclass(frozen=True)
 class GrowthStep:
-    """All that comes of one decision."""
+    """The result of one step of all environments."""
 
     observation: Observation
     reward: Tensor  # float32 [envs]

@@ -1,1 +1,1 @@
-"""Controllers compared: the same episodes for each, a table, a picture."""
+"""Compare controllers on the same episodes."""

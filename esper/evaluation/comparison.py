@@ -1,12 +1,8 @@
-"""One comparison of arms, as a configuration describes it."""
+"""One comparison of arms, as its configuration describes it."""
 
-import os
-import platform
-import subprocess
 from collections.abc import Sequence
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -24,19 +20,32 @@ from esper.controllers import PolicyController, ScheduleController, ScheduleEntr
 from esper.environment import Environment, EpisodeStart
 from esper.evaluation.arms import ArmContext, get_arm
 from esper.evaluation.episode_store import EpisodeStore, episode_key
+from esper.evaluation.provenance import Provenance, current_versions
 from esper.evaluation.runner import EpisodeJob, run_jobs
-from esper.evaluation.sections import Provenance
 from esper.evaluation.selection import check_arms, load_recorded_actions, reference_arm, selected_arms
 from esper.growth import export
 from esper.records import EpisodeRecord
 from esper.rng import derive_seed
 
-PACKAGES = ("torch", "lightning", "hydra-core", "numpy")
 EXPORTED = ("arm", "checkpoint", "episode_seed", "score", "test_score", "validation_score", "parameters", "flops")
 
 
+@dataclass(frozen=True)
+class ScheduleSearch:
+    """The result of a random search for a schedule."""
+
+    best: list[ScheduleEntry]
+    count: int  # schedules that were tried
+    gflops: float  # of all their episodes
+
+
 class Comparison:
-    """The episodes of one comparison: which there are, which are missing, and where they are written."""
+    """The episodes of one comparison: runs those that are missing, and exports grown networks.
+
+    Arguments:
+        config: of `esper.evaluate`
+        directory: of episodes.jsonl, search.jsonl and exported networks
+    """
 
     def __init__(self, config: DictConfig, directory: Path) -> None:
         check_arms(config)
@@ -47,6 +56,7 @@ class Comparison:
         self.controllers: list[TrainedController] = load_controllers(
             checkpoint_names(config.ckpt), self.environment.layout
         )
+        self._search: ScheduleSearch | None = None
         self.context = ArmContext(
             environment=self.environment,
             episode_seeds=[
@@ -54,223 +64,223 @@ class Comparison:
             ],
             build_rule=lambda name: build(config.controller[name], space=self.environment.space, _partial_=False),
             settings=lambda name: to_plain_config(config.controller[name]),
-            policies={trained.label: self._acting(trained) for trained in self.controllers},
-            weights={trained.label: f"{trained.weights_digest}, {self.mode(trained)}" for trained in self.controllers},
+            policies={trained.label: self._build_policy_controller(trained) for trained in self.controllers},
+            weights={
+                trained.label: f"{trained.weights_digest}, {self.action_mode(trained)}" for trained in self.controllers
+            },
             training_digests={trained.label: trained.training_digest for trained in self.controllers},
-            recorded=load_recorded_actions(config) if config.replay.records and "replay" in self.arms else None,
+            recorded_actions=load_recorded_actions(config) if config.replay.records and "replay" in self.arms else None,
         )
         host = chosen_options().get("host", config.host.get("_target_", "").rpartition(".")[2])
-        recorded = to_plain_config(config)
-        recorded["slots"]["blueprints"] = list(self.environment.space.blueprints)  # null is all that are registered now
-        self.store = EpisodeStore(directory / "episodes.jsonl", host=host, config=recorded)
-        if isinstance(config.export, int) and config.export >= max(self.expected, len(self.store.all)):
-            raise ValueError(f"export={config.export}: must be below the {self.expected} episodes of this evaluation.")
+        recorded_config = to_plain_config(config)
+        recorded_config["slots"]["blueprints"] = list(self.environment.space.blueprints)  # null: all that exist now
+        self.store = EpisodeStore(directory / "episodes.jsonl", host=host, config=recorded_config)
+        if isinstance(config.export, int) and config.export >= max(self.episode_count, len(self.store.episodes)):
+            raise ValueError(
+                f"export={config.export}: must be below the {self.episode_count} episodes of this evaluation."
+            )
 
     @property
-    def expected(self) -> int:
+    def episode_count(self) -> int:
         """How many episodes there are when all are finished."""
         reference = get_arm(reference_arm(self.config)).needs
-        needs = {name: get_arm(name).needs for name in self.arms if name != "replay" or self.context.recorded is None}
+        needs = {
+            name: get_arm(name).needs for name in self.arms if name != "replay" or self.context.recorded_actions is None
+        }
         per_checkpoint = [
             name for name, need in needs.items() if (reference if need == "reference" else need) == "ckpt"
         ]
         others = len(self.arms) - len(per_checkpoint)
         return len(self.context.episode_seeds) * (others + len(per_checkpoint) * len(self.controllers))
 
-    def remarks(self) -> list[str]:
-        """What a reader should know before the figures."""
-        found = [*self.store.complaints]
-        if len(self._requested()) < self.expected:
-            found.append(f"Incomplete: {len(self._requested())} of {self.expected} episodes are finished.")
+    def collect_remarks(self) -> list[str]:
+        """What a reader should know before the results."""
+        remarks = [*self.store.read_errors]
+        finished = len(self._requested_episodes())
+        if finished < self.episode_count:
+            remarks.append(f"Incomplete: {finished} of {self.episode_count} episodes are finished.")
         digests = list(dict.fromkeys(trained.training_digest for trained in self.controllers))
         if len(digests) > 1:
             arms = [f"ppo ({number})" for number in range(2, len(digests) + 1)]
-            found.append(
+            remarks.append(
                 "The trained controllers differ in their task or training settings; they are not repetitions of one "
                 f"another, but separate arms in the order of ckpt: ppo, {', '.join(arms)}."
             )
         hosts, episodes = len(self.environment.host_pool), len(self.context.episode_seeds)
         if hosts > 1 and episodes % (2 * hosts**2):
-            found.append(
-                f"episodes={episodes}: every host has the same number of episodes with a multiple of {2 * hosts**2}."
+            remarks.append(
+                f"episodes={episodes}: hosts have unequal numbers of episodes; use a multiple of {2 * hosts**2}."
             )
         task = {**task_settings(self.config), "slots.blueprints": list(self.environment.space.blueprints)}
         for trained in self.controllers:
             changed = describe_differences(trained.task, task)
             if changed:
-                found.append(f"Transfer: {trained.label} was trained on another task ({'; '.join(changed)}).")
-        bare = [line for line in self.context.reference if not line.fossils]
+                remarks.append(f"Transfer: {trained.label} was trained on another task ({'; '.join(changed)}).")
+        bare = [episode for episode in self.context.reference if not episode.fossils]
         if bare:
-            found.append(
-                f"{reference_arm(self.config)} kept no seed in {len(bare)} of {len(self.context.reference)} episodes; "
-                "arms derived from these, such as static_final, are the bare host."
+            remarks.append(
+                f"{reference_arm(self.config)} fossilised no seed in {len(bare)} of {len(self.context.reference)} "
+                "episodes; arms derived from these, such as static_final, are the bare host."
             )
-        return found
+        return remarks
 
-    def _acting(self, trained: TrainedController) -> PolicyController:
-        greedy = self.mode(trained) == "greedy"
+    def _build_policy_controller(self, trained: TrainedController) -> PolicyController:
+        greedy = self.action_mode(trained) == "greedy"
         controller: PolicyController = build(
             self.config.controller.ppo, policy=trained.policy, greedy=greedy, _partial_=False
         )
         return controller
 
-    def mode(self, trained: TrainedController) -> str:
-        """How a trained controller acts here."""
+    def action_mode(self, trained: TrainedController) -> str:
+        """Whether a trained controller acts greedily or samples in this comparison."""
         configured = self.config.controller.ppo.greedy
         return "greedy" if (trained.info.greedy if configured is None else configured) else "sampled"
 
     def run(self, progress: Progress) -> None:
-        """All arms: those that need nothing first, then those that are derived from the reference's episodes."""
-        late = [name for name in self.arms if get_arm(name).needs == "reference"]
-        searched = [name for name in self.arms if name == "best_open_loop"]
-        first = [name for name in self.arms if name not in (*late, *searched)]
-        self._run_missing(progress, self.store, self.jobs(first), test=True)
-        if searched:
-            self.context.best_schedule = self._search(progress)
-            self._run_missing(progress, self.store, self.jobs(searched), test=True)
-        self.context.reference = [line for line in self._requested() if line.arm == reference_arm(self.config)]
-        self._run_missing(progress, self.store, self.jobs(late), test=True)
+        """Run all arms: those that need nothing first, last those that are derived from the reference's episodes."""
+        derived = [name for name in self.arms if get_arm(name).needs == "reference"]
+        with_search = [name for name in self.arms if name == "best_open_loop"]
+        first = [name for name in self.arms if name not in (*derived, *with_search)]
+        self._run_missing(progress, self.store, self.create_jobs(first), test=True)
+        if with_search:
+            self._search = self._search_schedules(progress)
+            self.context.best_schedule = self._search.best
+            self._run_missing(progress, self.store, self.create_jobs(with_search), test=True)
+        reference = reference_arm(self.config)
+        self.context.reference = [episode for episode in self._requested_episodes() if episode.arm == reference]
+        self._run_missing(progress, self.store, self.create_jobs(derived), test=True)
 
-    def jobs(self, arms: Sequence[str]) -> list[EpisodeJob]:
-        return [job for name in arms for job in get_arm(name).jobs(self.context)]
+    def create_jobs(self, arms: Sequence[str]) -> list[EpisodeJob]:
+        return [job for name in arms for job in get_arm(name).create_jobs(self.context)]
 
-    def _search(self, progress: Progress) -> list[ScheduleEntry]:
-        """The random schedule with the highest validation score, over one episode of each host."""
+    def _search_schedules(self, progress: Progress) -> ScheduleSearch:
+        """Find the random schedule with the highest validation score, over one episode on each host."""
         space, steps, pool = self.environment.space, self.environment.steps, self.environment.host_pool
         episodes = self.config.schedules or max(trained.info.episodes for trained in self.controllers)
         count = max(1, episodes // len(pool))
-        seeds = [pool.episode_seeds("schedule", self.config.seed, index) for index in range(count)]
+        episode_seeds = [pool.episode_seeds("schedule", self.config.seed, index) for index in range(count)]
         schedules = [
             random_schedule(space, steps, derive_seed("schedule", self.config.seed, index)) for index in range(count)
         ]
-        tried = EpisodeStore(self.directory / "search.jsonl")
+        store = EpisodeStore(self.directory / "search.jsonl")
         jobs = [
-            EpisodeJob("search", None, (seed,), ScheduleController(space, schedule), EpisodeStart(), "random")
-            for schedule, own in zip(schedules, seeds, strict=True)
-            for seed in own
+            EpisodeJob("search", None, (episode_seed,), ScheduleController(space, schedule), EpisodeStart(), "random")
+            for schedule, own_seeds in zip(schedules, episode_seeds, strict=True)
+            for episode_seed in own_seeds
         ]
-        self._run_missing(progress, tried, jobs, test=False)
-        lines = {line.episode_seed: line for line in tried.latest}
-        self._searched = count, sum(lines[seed].flops for own in seeds for seed in own) / 1e9
-        return schedules[max(range(count), key=lambda index: sum(_selection(lines[seed]) for seed in seeds[index]))]
+        self._run_missing(progress, store, jobs, test=False)
+        by_seed = {episode.episode_seed: episode for episode in store.latest}
+        tried = [[by_seed[episode_seed] for episode_seed in own_seeds] for own_seeds in episode_seeds]
+        best = max(range(count), key=lambda index: sum(_selection_score(episode) for episode in tried[index]))
+        gflops = sum(episode.flops for own in tried for episode in own) / 1e9
+        return ScheduleSearch(schedules[best], count, gflops)
 
     def _run_missing(self, progress: Progress, store: EpisodeStore, jobs: Sequence[EpisodeJob], *, test: bool) -> None:
-        waiting = sum(len(job.episode_seeds) for job in store.missing(jobs))
-        task = progress.add_task("", total=waiting * self.environment.steps)
+        missing = sum(len(job.episode_seeds) for job in store.missing_jobs(jobs))
+        task = progress.add_task("", total=missing * self.environment.steps)
 
-        def advance(some: Sequence[EpisodeJob]) -> None:
-            names = ", ".join(dict.fromkeys(job.arm for job in some))
-            progress.update(task, advance=sum(len(job.episode_seeds) for job in some), description=names)
+        def advance(group: Sequence[EpisodeJob]) -> None:
+            names = ", ".join(dict.fromkeys(job.arm for job in group))
+            progress.update(task, advance=sum(len(job.episode_seeds) for job in group), description=names)
 
         store.run_missing(self.environment, jobs, advance, test=test)
         progress.remove_task(task)
 
     def provenance(self, commands: Sequence[str]) -> Provenance:
-        """How the episodes came about, for the report and for a later resume."""
-        trained = dict.fromkeys(trained.info.command for trained in self.controllers)
-        machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, device {self.config.device}"
+        """How the episodes were produced, for the report and for a later resume."""
+        training_commands = [trained.info.command for trained in self.controllers]
+        search = self._search
         return Provenance(
-            commands=[command for command in dict.fromkeys([*trained, *commands]) if command],
-            versions={
-                "esper": version("esper"),
-                "python": platform.python_version(),
-                **{name: version(name) for name in PACKAGES},
-                "machine": machine,
-                **({"commit": commit} if (commit := _commit()) else {}),
-            },
+            commands=[command for command in dict.fromkeys([*training_commands, *commands]) if command],
+            versions=current_versions(str(self.config.device)),
             checkpoints={
-                trained.label: {**trained.info.to_dict(), "acts": self.mode(trained)} for trained in self.controllers
+                trained.label: {**trained.info.to_dict(), "acts": self.action_mode(trained)}
+                for trained in self.controllers
             },
-            remarks=[*self.remarks(), *self._describe_search()],
+            remarks=[*self.collect_remarks(), *self._describe_search()],
             reference=reference_arm(self.config),
-            search_gflops=(
-                None if self.context.best_schedule is None else self._searched[1] / len(self.environment.host_pool)
-            ),
+            search_gflops=None if search is None else search.gflops / len(self.environment.host_pool),
         )
 
     def _describe_search(self) -> list[str]:
-        """What the search for a schedule found and cost, in a sentence."""
-        if self.context.best_schedule is None:
+        """The result and cost of the schedule search, as a sentence."""
+        if self._search is None:
             return []
-        entries = sorted(self.context.best_schedule, key=lambda entry: entry.at)
+        entries = sorted(self._search.best, key=lambda entry: entry.at)
         plan = "; ".join(f"{e.blueprint[0]} in {e.slot} at step {e.at:.0f}, blended by {e.blend}" for e in entries)
-        count, gflops = self._searched
-        hosts = len(self.environment.host_pool)
+        count, hosts = self._search.count, len(self.environment.host_pool)
         episodes = count * hosts
-        trained = max((trained.info.episodes for trained in self.controllers), default=episodes)
-        fewer = f" (fewer than the {trained} episodes that the controller learned from)" if episodes < trained else ""
+        trained_for = max((trained.info.episodes for trained in self.controllers), default=episodes)
+        fewer = f" (fewer than the {trained_for} training episodes of the controller)" if episodes < trained_for else ""
         each = f", each on {hosts} hosts" if episodes > count else ""
         return [
-            f"best_open_loop is the best of {count} random schedules{each}{fewer}; the search took {gflops:,.0f} "
-            f"GFLOPs, which no episode is charged for: {plan or 'nothing is grown'}."
+            f"best_open_loop is the best of {count} random schedules{each}{fewer}; the search took "
+            f"{self._search.gflops:,.0f} GFLOPs, which are not part of any episode's cost: {plan or 'no growth'}."
         ]
 
-    def export(self, selector: str | int) -> tuple[Path, EpisodeRecord]:
-        """Run the selected episode once more, and save the network it ends with; its file, and its record."""
-        line = self._selected(selector)
-        key = episode_key(line)
-        job = next((job for job in self.jobs([n for n in self.arms if n == key[0]]) if key in job.keys), None)
+    def export_network(self, selector: str | int) -> tuple[Path, EpisodeRecord]:
+        """Run the selected episode again and save its network; returns the file, and the episode's record."""
+        episode = self._select_episode(selector)
+        key = episode_key(episode)
+        arm = [name for name in self.arms if name == episode.arm]
+        job = next((job for job in self.create_jobs(arm) if key in job.keys), None)
+        described = f"{episode.arm} on episode seed {episode.episode_seed}"
         if job is None:
-            raise ValueError(f"export={selector}: {key[0]} on episode seed {key[2]} is not part of this evaluation.")
+            raise ValueError(f"export={selector}: {described} is not part of this evaluation.")
         env = job.keys.index(key)
-        again = run_jobs(self.environment, [job], {}, lambda: None, test=False)[env]
+        repeated = run_jobs(self.environment, [job], {}, lambda: None, test=False)[env]
         for name in ("fossils", "parameters", "selection_score"):
-            before, now = getattr(line, name), getattr(again, name)
+            before, now = getattr(episode, name), getattr(repeated, name)
             if now != before:
                 raise ValueError(
-                    f"export={selector}: run again, {key[0]} on episode seed {key[2]} ends with {name} {now}, not "
-                    f"{before}; hosts do not train here as they did then."
+                    f"export={selector}: run again, {described} ends with {name} {now}, not {before}; training is not "
+                    "reproducible between that machine or version and this one."
                 )
-        host = to_plain_config(host_nodes(self.config)[self.environment.host_pool.host_name(line.episode_seed)])
-        path = self.directory / f"grown_{self.store.all.index(line)}.pt"
+        host = to_plain_config(host_nodes(self.config)[self.environment.host_pool.host_name(episode.episode_seed)])
+        path = self.directory / f"grown_{self.store.episodes.index(episode)}.pt"
         export(
             path,
             self.environment.model(env),
             self.environment.committed_settings(env),
             host={"target": host.pop("_target_"), "arguments": host},
             about={
-                **{name: getattr(line, name) for name in EXPORTED},
+                **{name: getattr(episode, name) for name in EXPORTED},
                 "data": self.environment.data.preparation(),
                 "precision": str(self.config.environment.precision),
             },
         )
-        return path, line
+        return path, episode
 
-    def _selected(self, selector: str | int) -> EpisodeRecord:
+    def _select_episode(self, selector: str | int) -> EpisodeRecord:
         if isinstance(selector, int):
-            if self.store.complaints:
-                raise ValueError(f"export={selector}: some lines cannot be read, so lines have no number; name an arm.")
-            if selector >= len(self.store.all):
-                raise ValueError(f"export={selector}: must be below the {len(self.store.all)} finished episodes.")
-            return self.store.all[selector]
+            if self.store.read_errors:
+                raise ValueError(
+                    f"export={selector}: must be best or an arm; episodes.jsonl has lines that cannot be read, so its "
+                    "line numbers are ambiguous."
+                )
+            if selector >= len(self.store.episodes):
+                raise ValueError(f"export={selector}: must be below the {len(self.store.episodes)} finished episodes.")
+            return self.store.episodes[selector]
         growing = [name for name in self.arms if get_arm(name).grows] or self.arms
-        wanted = growing if selector == "best" else [selector]
-        return max((line for line in self._requested() if line.arm in wanted), key=_selection)
+        arms = growing if selector == "best" else [selector]
+        return max((episode for episode in self._requested_episodes() if episode.arm in arms), key=_selection_score)
 
-    def _requested(self) -> list[EpisodeRecord]:
-        """The finished episodes that this evaluation needs; its directory may hold more."""
-        seeds = set(self.context.episode_seeds)
-        return [line for line in self.store.latest if line.episode_seed in seeds and line.arm in self.arms]
-
-
-def _commit() -> str | None:
-    """The commit of the project, and whether files have changed since; None if that is not known."""
-    project = Path(__file__).parent.parent.parent
-    if not (project / ".git").exists() or which("git") is None:
-        return None
-    commands = [
-        ["git", "-C", str(project), *rest] for rest in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
-    ]
-    name, changes = (subprocess.run(command, capture_output=True, text=True).stdout.strip() for command in commands)
-    return f"{name}, with changes" if changes else name or None
+    def _requested_episodes(self) -> list[EpisodeRecord]:
+        """The finished episodes of this evaluation; its directory may have others from before a resume."""
+        episode_seeds = set(self.context.episode_seeds)
+        return [
+            episode
+            for episode in self.store.latest
+            if episode.episode_seed in episode_seeds and episode.arm in self.arms
+        ]
 
 
-def _selection(line: EpisodeRecord) -> float:
-    """What an episode may be chosen by: its score on validation."""
-    return float("-inf") if line.selection_score is None else line.selection_score
+def _selection_score(episode: EpisodeRecord) -> float:
+    """The score on validation, which choices may use; lowest for a network that ended with non-finite values."""
+    return float("-inf") if episode.selection_score is None else episode.selection_score
 
 
 def to_plain_config(node: DictConfig) -> dict[str, Any]:
-    found = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    plain = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}

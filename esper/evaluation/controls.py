@@ -1,61 +1,62 @@
-"""Negative controls: where there is nothing to be gained, nothing may be gained."""
+"""Negative controls: comparisons in which no gain is expected."""
 
 import numpy as np
 
-from esper.evaluation.document import Block, Paragraph, ReportTable
+from esper.evaluation.document import Block, Paragraph, ReportTable, format_interval
 from esper.evaluation.results import TaskResults, paired_values
-from esper.evaluation.statistics import MIN_UNITS, Estimate, difference
+from esper.evaluation.statistics import MIN_UNITS, Estimate, paired_difference
 
-GROWTH = 1.10  # times the host's parameters, in the mean over steps, at most, of a controller that has learned to wait
+MAX_GROWTH = 1.10  # mean parameters over steps, relative to the host's, of a controller that has learned to wait
+NO_EPISODES = "no episodes"
 
 
-def controls(task: TaskResults) -> list[Block]:
-    """Each control with what was expected, what was found, and whether that speaks against it."""
+def control_blocks(task: TaskResults) -> list[Block]:
+    """Each control with the expected and the measured result, and whether the result contradicts it."""
     rows = [
-        _not_above(task, "placebo", "none", "seeds that cannot help bring no gain"),
-        _not_above(task, "ppo_permuted", "replay", "a policy shown other episodes does no better than a replay"),
-        _not_above(task, "replay", "ppo", "nor does a replay do better than the policy itself"),
-        _waits(task),
+        _check_no_gain(task, "placebo", "none", "seeds that cannot help bring no gain"),
+        _check_no_gain(task, "ppo_permuted", "replay", "a policy with other observations is no better than a replay"),
+        _check_no_gain(task, "replay", "ppo", "a replay is no better than the policy itself"),
+        _check_waiting(task),
     ]
-    words = (
-        f"A control is contradicted where the interval lies above zero, on {MIN_UNITS} seeds or more; that it is not "
-        "contradicted proves nothing by itself. Arms not played can be added to `controllers`."
+    note = (
+        f"A control is contradicted if the interval is above zero, on {MIN_UNITS} episode seeds or more. A control "
+        "that is not contradicted proves nothing by itself. Arms without episodes can be added to `controllers`."
     )
-    return [ReportTable(("control", "expected", "found", "verdict"), rows), Paragraph(words)]
+    return [ReportTable(("control", "expected", "measured", "decision"), rows), Paragraph(note)]
 
 
-def gap(task: TaskResults, ours: str, theirs: str) -> tuple[Estimate | None, int]:
-    """The paired difference of two arms, and on how many seeds; None if there is none."""
+def score_difference(task: TaskResults, ours: str, theirs: str) -> tuple[Estimate, int] | None:
+    """The paired difference of two arms, and on how many episode seeds; None if one of them has no episodes."""
     if not {ours, theirs} <= set(task.arms):
-        return None, 0
+        return None
     mine, other = paired_values([task.arms[ours]], [task.arms[theirs]])
-    return (difference(mine, other), mine[0].shape[-1]) if mine else (None, 0)
+    return (paired_difference(mine, other), mine[0].shape[-1]) if mine else None
 
 
-def _not_above(task: TaskResults, ours: str, theirs: str, expected: str) -> list[str]:
-    found, seeds = gap(task, ours, theirs)
-    if found is None:
-        return [f"{ours} - {theirs}", expected, "not played", ""]
-    told = f"{found.value:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-    return [f"{ours} - {theirs}", expected, told, _verdict(found.low > 0, seeds)]
+def _check_no_gain(task: TaskResults, ours: str, theirs: str, expected: str) -> list[str]:
+    difference = score_difference(task, ours, theirs)
+    if difference is None:
+        return [f"{ours} - {theirs}", expected, NO_EPISODES, ""]
+    gap, count = difference
+    return [f"{ours} - {theirs}", expected, format_interval(gap, "{:+.2f}"), _decide(gap.low > 0, count)]
 
 
-def _verdict(against: bool, seeds: int) -> str:
-    if seeds < MIN_UNITS:
-        return "too few seeds"
-    return "contradicted" if against else "not contradicted"
+def _decide(is_contradicted: bool, episode_seeds: int) -> str:
+    if episode_seeds < MIN_UNITS:
+        return "too few episode seeds"
+    return "contradicted" if is_contradicted else "not contradicted"
 
 
-def _waits(task: TaskResults) -> list[str]:
-    """Only where growth does not pay, by the arms that grow whatever they see."""
+def _check_waiting(task: TaskResults) -> list[str]:
+    """Whether the policy waits; checked only where arms that always grow do not gain by it."""
     name, expected = "growth of ppo", "where growth does not pay, the policy waits"
-    gaps = [found for arm in ("all_seeds", "schedule") if (found := gap(task, arm, "none"))[0] is not None]
+    gaps = [gap for arm in ("all_seeds", "schedule") if (gap := score_difference(task, arm, "none")) is not None]
     if not gaps or "ppo" not in task.arms:
-        return [name, expected, "not played", ""]
-    if any(found is not None and found.low > 0 for found, _ in gaps):
+        return [name, expected, NO_EPISODES, ""]
+    if any(gap.low > 0 for gap, _ in gaps):
         return [name, expected, "growth pays here: all_seeds or schedule scores above none", ""]
-    lines = list(task.arms["ppo"].lines.values())
-    growth = float(np.mean([line.parameters_mean / line.host_parameters for line in lines]))
-    seeds = sum(len(line.germinations) for line in lines) / len(lines)
-    told = f"{growth:.2f} x the host's parameters over the steps, {seeds:.1f} seeds germinated an episode"
-    return [name, expected, told, _verdict(growth > GROWTH, min(count for _, count in gaps))]
+    episodes = task.arms["ppo"].episodes
+    growth = float(np.mean([episode.parameters_mean / episode.host_parameters for episode in episodes]))
+    germinated = sum(len(episode.germinations) for episode in episodes) / len(episodes)
+    measured = f"{growth:.2f} x the host's parameters over the steps, {germinated:.1f} seeds germinated per episode"
+    return [name, expected, measured, _decide(growth > MAX_GROWTH, min(count for _, count in gaps))]

@@ -1,4 +1,4 @@
-"""What arms cost, and what they grew."""
+"""The costs of arms, and what they grew."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,104 +10,108 @@ from esper.evaluation.document import Block, Paragraph, ReportTable
 from esper.evaluation.results import ArmResults, TaskResults
 from esper.lifecycle import Op, Stage
 
-PARTS = ("training", "isolated", "validation", "probes", "controller")
-SIZES = {"final": "parameters", "peak": "parameters_peak", "mean": "parameters_mean"}
+FLOPS_PARTS = ("training", "isolated", "validation", "probes", "controller")
+SIZE_FIELDS = {"final": "parameters", "peak": "parameters_peak", "mean": "parameters_mean"}
 
 
 def cost_tables(task: TaskResults, checkpoints: Mapping[str, Mapping[str, Any]]) -> list[Block]:
-    """FLOPs by what they went into, parameters over time, and what the controllers' own training cost."""
+    """FLOPs by part, parameters over the episode, and the cost of training the controllers."""
     rows = []
     for name, results in task.arms.items():
-        lines = list(results.lines.values())
-        spent = [_mean(line.flops_by_part.get(part) for line in lines) for part in PARTS]
-        cells = [_gflops(flops) for flops in (*spent, _mean(line.flops for line in lines))]
-        sizes = [_shown(_mean(getattr(line, key) for line in lines), "{:,.0f}") for key in SIZES.values()]
-        rows.append([name, *cells, *sizes])
-    header = ("arm", *PARTS, "all GFLOPs", *(f"{title} parameters" for title in SIZES))
+        episodes = results.episodes
+        parts = [_mean(episode.flops_by_part.get(part) for episode in episodes) for part in FLOPS_PARTS]
+        cells = [_format_gflops(flops) for flops in (*parts, _mean(episode.flops for episode in episodes))]
+        sizes = [_mean(getattr(episode, field) for episode in episodes) for field in SIZE_FIELDS.values()]
+        rows.append([name, *cells, *(_format(size, "{:,.0f}") for size in sizes)])
+    header = ("arm", *FLOPS_PARTS, "all GFLOPs", *(f"{title} parameters" for title in SIZE_FIELDS))
     blocks: list[Block] = [
         ReportTable(header, rows),
         Paragraph(
             "Means over episodes, in GFLOPs. Training is forward and backward of the host and of seeds that are "
-            "blended in; isolated is what seeds cost while they train behind the host; seeds that were pruned stay "
-            "charged. Arms matched in FLOPs train for all that the reference spent, its validation and probes "
-            "included. Peak and mean parameters are over the steps of an episode, undecided seeds included."
+            "blended in; isolated is the cost of seeds while they train in isolation. The cost of a seed that is "
+            "pruned still counts. Arms matched in FLOPs train for all that the reference spent, its validation and "
+            "probes included. Peak and mean parameters are over the steps of an episode and include seeds that are "
+            "not fossilised."
         ),
     ]
-    if task.text:
-        inside = _mean(line.embedding_parameters for line in task.lines())
-        blocks.append(Paragraph(f"Of these parameters, {_shown(inside, '{:,.0f}')} are embeddings of the host."))
+    if task.is_text:
+        embeddings = _mean(episode.embedding_parameters for episode in task.episodes)
+        blocks.append(Paragraph(f"Of these parameters, {_format(embeddings, '{:,.0f}')} are embeddings of the host."))
+    return [*blocks, *_training_cost_table(task, checkpoints)]
+
+
+def _training_cost_table(task: TaskResults, checkpoints: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+    """Empty without trained controllers."""
     rows = [
         [
             label,
-            str(about.get("weights", "-")),
-            str(about.get("acts", "-")),
-            str(about.get("rounds", "-")),
-            str(about.get("episodes", "-")),
-            _shown(about.get("gflops"), "{:,.0f}"),
-            _shown(about.get("seconds"), "{:,.0f}"),
-            str(about.get("trained_on", "-")),
+            str(info.get("weights", "-")),
+            str(info.get("acts", "-")),
+            str(info.get("rounds", "-")),
+            str(info.get("episodes", "-")),
+            _format(info.get("gflops"), "{:,.0f}"),
+            _format(info.get("seconds"), "{:,.0f}"),
+            str(info.get("trained_on", "-")),
         ]
-        for label, about in checkpoints.items()
+        for label, info in checkpoints.items()
         if any(label in results.checkpoints for results in task.arms.values())
     ]
-    if rows:
-        header = ("trained controller", "weights", "acts", "rounds", "episodes", "GFLOPs", "seconds", "trained on")
-        blocks += [
-            Paragraph("The controllers' own training, which no episode above is charged for:"),
-            ReportTable(header, rows),
-        ]
-    return blocks
+    if not rows:
+        return []
+    header = ("trained controller", "weights", "acts", "rounds", "episodes", "GFLOPs", "seconds", "trained on")
+    return [
+        Paragraph("The cost of training the controllers, which is not part of any episode's cost:"),
+        ReportTable(header, rows),
+    ]
 
 
 def growth_tables(task: TaskResults) -> list[Block]:
-    """How often each op was taken, and what became of seeds, by blueprint and by slot."""
-    by_blueprint = [row for name, results in task.arms.items() for row in _by_blueprint(name, results)]
-    slots = task.lines()[0].slots
-    taken = {step.action["op"] for line in task.lines() for step in line.steps}
+    """How often each op was taken, and the fate of seeds by blueprint and by slot."""
+    by_blueprint = [row for name, results in task.arms.items() for row in _blueprint_rows(name, results)]
+    slots = task.episodes[0].slots
+    taken = {step.action["op"] for episode in task.episodes for step in episode.steps}
     ops = [op for op in Op if op.name in taken]
-    by_slot = []
+    by_slot, by_op = [], []
     for name, results in task.arms.items():
-        lines = list(results.lines.values())
-        kept = [_mean(slot in line.fossils for line in lines) for slot in slots]
-        first = [line.germinations[0].step for line in lines if line.germinations]
-        by_slot.append([name, *(f"{share:.2f}" for share in kept), _shown(_mean(first), "{:.1f}")])
-    by_op = []
-    for name, results in task.arms.items():
-        counts = Counter(step.action["op"] for line in results.lines.values() for step in line.steps)
-        by_op.append([name, *(f"{counts[op.name] / len(results.lines):.2f}" for op in ops)])
-    tables: list[Block] = [ReportTable(("arm", *(f"{op.name} an episode" for op in ops)), by_op)]
+        episodes = results.episodes
+        shares = [_mean(slot in episode.fossils for episode in episodes) for slot in slots]
+        first_steps = [episode.germinations[0].step for episode in episodes if episode.germinations]
+        by_slot.append([name, *(f"{share:.2f}" for share in shares), _format(_mean(first_steps), "{:.1f}")])
+        counts = Counter(step.action["op"] for episode in episodes for step in episode.steps)
+        by_op.append([name, *(f"{counts[op.name] / len(episodes):.2f}" for op in ops)])
+    tables: list[Block] = [ReportTable(("arm", *(f"{op.name} per episode" for op in ops)), by_op)]
     if by_blueprint:
         tables.append(ReportTable(("arm", "blueprint", "germinated", "fossilised", "pruned"), by_blueprint))
     header = ("arm", *(f"fossil in {slot}" for slot in slots), "step of the first germination")
     tables.append(ReportTable(header, by_slot))
-    return [*tables, Paragraph("Means over episodes; arms that begin with fossils germinate none.")]
+    return [*tables, Paragraph("Means over episodes; arms that start with fossils germinate no seeds.")]
 
 
-def _by_blueprint(name: str, results: ArmResults) -> list[list[str]]:
-    lines = list(results.lines.values())
+def _blueprint_rows(name: str, results: ArmResults) -> list[list[str]]:
+    """Seeds per episode that germinated, fossilised or were pruned, for each blueprint of an arm."""
     counts: dict[str, list[int]] = {}
-    for line in lines:
-        for step in line.steps:
+    for episode in results.episodes:
+        for step in episode.steps:
             for blueprint, entered in zip(step.blueprint, step.entered, strict=True):
                 if blueprint is not None:
-                    found = counts.setdefault(blueprint, [0, 0, 0])
+                    own = counts.setdefault(blueprint, [0, 0, 0])
                     for index, stage in enumerate((Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)):
-                        found[index] += stage.name in entered
+                        own[index] += stage.name in entered
     ordered = sorted(counts.items(), key=lambda item: -item[1][0])
-    return [[name, blueprint, *(f"{count / len(lines):.2f}" for count in found)] for blueprint, found in ordered]
+    return [[name, blueprint, *(f"{n / len(results.episodes):.2f}" for n in own)] for blueprint, own in ordered]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """None where any is not measured, or there are none."""
-    found = list(values)
-    return None if not found or None in found else float(np.mean([value for value in found if value is not None]))
+    """None if there is no value, or one is None."""
+    entries = list(values)
+    return None if not entries or None in entries else float(np.mean([value for value in entries if value is not None]))
 
 
-def _gflops(flops: float | None) -> str:
+def _format_gflops(flops: float | None) -> str:
     if flops is None or flops == 0 or flops >= 1e7:
-        return _shown(None if flops is None else flops / 1e9, "{:,.2f}")
-    return f"{flops / 1e9:.1g}"  # so that what is little does not look like nothing
+        return _format(None if flops is None else flops / 1e9, "{:,.2f}")
+    return f"{flops / 1e9:.1g}"  # so that a small cost is not rounded to zero
 
 
-def _shown(value: float | None, form: str) -> str:
+def _format(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)

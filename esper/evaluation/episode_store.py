@@ -14,24 +14,24 @@ class EpisodeStore:
 
     Arguments:
         path: of the file; episodes in it do not run again
-        known: record fields that all new episodes share
+        shared_fields: record fields that have the same value in all new episodes
     """
 
-    def __init__(self, path: Path, **known: Any) -> None:
-        self._path, self._known = path, known
-        self.all: list[EpisodeRecord] = []
-        self.complaints: list[str] = []
+    def __init__(self, path: Path, **shared_fields: Any) -> None:
+        self._path, self._shared_fields = path, shared_fields
+        self.episodes: list[EpisodeRecord] = []
+        self.read_errors: list[str] = []  # a sentence for each line of the file that cannot be read
         if path.exists():
-            self.all, self.complaints = read_episodes(path)
+            self.episodes, self.read_errors = read_episodes(path)
 
     @property
     def latest(self) -> list[EpisodeRecord]:
-        return latest_episodes(self.all)
+        return latest_episodes(self.episodes)
 
-    def missing(self, jobs: Sequence[EpisodeJob]) -> list[EpisodeJob]:
-        """Those with an episode that has not finished."""
-        done = self._done()
-        return [job for job in jobs if not done.issuperset(job.keys)]
+    def missing_jobs(self, jobs: Sequence[EpisodeJob]) -> list[EpisodeJob]:
+        """Jobs with an unfinished episode."""
+        finished = self._finished_keys()
+        return [job for job in jobs if not finished.issuperset(job.keys)]
 
     def run_missing(
         self,
@@ -44,23 +44,29 @@ class EpisodeStore:
         """Run missing episodes, round after round; each round is written when it ends."""
         writer = LineWriter(self._path)
         try:
-            for some in group_jobs(self.missing(jobs), environment.envs):
-                found = run_jobs(environment, some, self._known, lambda some=some: on_step(some), test=test)  # type: ignore[misc]
-                done = self._done()
-                new = [line for line in found if episode_key(line) not in done]
-                writer.write(*(line.to_dict() for line in new))
-                self.all += new
+            for group in group_jobs(self.missing_jobs(jobs), environment.envs):
+                records = run_jobs(
+                    environment,
+                    group,
+                    self._shared_fields,
+                    lambda group=group: on_step(group),  # type: ignore[misc]
+                    test=test,
+                )
+                finished = self._finished_keys()
+                new = [episode for episode in records if episode_key(episode) not in finished]
+                writer.write(*(episode.to_dict() for episode in new))
+                self.episodes += new
         finally:
             writer.close()
 
-    def _done(self) -> set[EpisodeKey]:
-        return {episode_key(line) for line in self.latest}  # an older episode with other inputs does not count
+    def _finished_keys(self) -> set[EpisodeKey]:
+        return {episode_key(episode) for episode in self.latest}  # an older episode with other inputs does not count
 
 
-def latest_episodes(lines: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
-    """The last record of each episode; it runs again when its inputs have changed."""
-    return list({episode_key(line)[:3]: line for line in lines}.values())
+def latest_episodes(episodes: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+    """The last record of each episode; an episode runs again when its inputs have changed."""
+    return list({episode_key(episode)[:3]: episode for episode in episodes}.values())
 
 
-def episode_key(line: EpisodeRecord) -> EpisodeKey:
-    return line.arm, line.checkpoint, line.episode_seed, line.inputs_digest
+def episode_key(episode: EpisodeRecord) -> EpisodeKey:
+    return episode.arm, episode.checkpoint, episode.episode_seed, episode.inputs_digest

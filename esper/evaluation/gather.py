@@ -1,4 +1,4 @@
-"""Reads the directories of runs and evaluations, for one report of them all."""
+"""Read the directories of runs and evaluations for one report."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +12,12 @@ from esper.checkpoints import LOCAL_KEYS, PRETRAINED, find_checkpoint, read_orig
 from esper.checkpoints.runs import list_runs, preset_names, read_overrides, read_yaml
 from esper.config import grows_hosts, migrate_config, override_key
 from esper.evaluation.episode_store import latest_episodes
-from esper.evaluation.output import read_provenance
-from esper.evaluation.sections import Provenance
+from esper.evaluation.provenance import Provenance, read_provenance
 from esper.evaluation.training_runs import TrainingRun, run_names
 from esper.records import HELD_OUT, EpisodeRecord, read_episodes, read_rounds
 
-RECORDS = ("episodes.jsonl", "rounds.jsonl")
-SEPARATE = ("seed", *LOCAL_KEYS)  # keys in which runs may differ and still be repetitions of one another
+RECORD_FILES = ("episodes.jsonl", "rounds.jsonl")
+REPETITION_KEYS = ("seed", *LOCAL_KEYS)  # runs that differ only in these are repetitions of one another
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,12 @@ class RunInfo:
 
     @property
     def settings(self) -> str:
-        """All overrides but the run seed."""
-        return " ".join(sorted(override for override in self.overrides if override_key(override) not in SEPARATE))
+        """All overrides but the run seed and keys of one machine."""
+        return " ".join(sorted(o for o in self.overrides if override_key(o) not in REPETITION_KEYS))
 
     @property
-    def seed(self) -> str:
+    def run_seed(self) -> str:
+        """The value of the override `seed`; empty without one."""
         return next((o.partition("=")[2] for o in reversed(self.overrides) if override_key(o) == "seed"), "")
 
 
@@ -51,30 +51,28 @@ class RunFiles:
 
 def gather_directory(directory: Path) -> RunFiles:
     """The files of an evaluation or a training run."""
-    path, rounds = (directory / name for name in RECORDS)
-    if not path.is_file() and not rounds.is_file():
-        raise ValueError(
-            f"{directory}: holds no episodes.jsonl or rounds.jsonl; it must be the directory of an evaluation or a run."
-        )
-    lines, complaints = read_episodes(path) if path.is_file() else ([], [])
-    if not rounds.is_file() and not any(line.kind is not None for line in lines):
+    episode_path, round_path = (directory / name for name in RECORD_FILES)
+    if not episode_path.is_file() and not round_path.is_file():
+        raise ValueError(f"{directory}: must be an evaluation or a run with episodes.jsonl or rounds.jsonl.")
+    episodes, read_errors = read_episodes(episode_path) if episode_path.is_file() else ([], [])
+    if not round_path.is_file() and all(episode.kind is None for episode in episodes):
         saved = read_provenance(directory)
-        return RunFiles(
-            directory,
-            latest_episodes(lines),
-            Provenance(**{**saved, "remarks": [*complaints, *saved.get("remarks", [])]}),
-        )
+        provenance = replace(saved, remarks=[*read_errors, *saved.remarks])
+        return RunFiles(directory, latest_episodes(episodes), provenance)
     overrides, config = read_overrides(directory), _run_config(directory)
-    name, hosts = config.get("name", "a run"), "environment" not in config or grows_hosts(config)
-    run = RunInfo(f"{name}, {preset_names(directory)}" if hosts else name, overrides, read_rounds(rounds))
-    provenance = Provenance(commands=[f"python -m esper.run {shlex.join(overrides)}"], remarks=complaints)
-    plain: Any = OmegaConf.to_container(config, resolve=True)
-    host = preset_names(directory).partition(" on ")[0]  # of episodes that have no host of their own
-    episodes = [
-        replace(line, host=line.host or host, config=plain, checkpoint=str(directory), variant=run.settings)
-        for line in _last_held_out(lines)
+    presets, name = preset_names(directory), config.get("name", "a run")
+    has_hosts = "environment" not in config or grows_hosts(config)
+    run = RunInfo(f"{name}, {presets}" if has_hosts else name, overrides, read_rounds(round_path))
+    provenance = Provenance(commands=[f"python -m esper.run {shlex.join(overrides)}"], remarks=read_errors)
+    plain_config: Any = OmegaConf.to_container(config, resolve=True)
+    host = presets.partition(" on ")[0]  # of episodes that have no host of their own
+    held_out = [
+        replace(
+            episode, host=episode.host or host, config=plain_config, checkpoint=str(directory), variant=run.settings
+        )
+        for episode in _last_held_out(episodes)
     ]
-    return RunFiles(directory, episodes, provenance, run)
+    return RunFiles(directory, held_out, provenance, run)
 
 
 def _run_config(directory: Path) -> DictConfig:
@@ -90,7 +88,7 @@ def read_controller_file(name: str) -> RunFiles:
 
 
 def gather_all(places: Sequence[str]) -> Iterator[RunFiles]:
-    """The files of all directories, each once; jobs of a sweep without records become a remark."""
+    """The files of all directories, each once; a job of a sweep without records becomes a remark."""
     seen = set()
     for place in places:
         if place in PRETRAINED or Path(place).is_file():
@@ -101,60 +99,47 @@ def gather_all(places: Sequence[str]) -> Iterator[RunFiles]:
             if job.resolve() in seen:
                 continue
             seen.add(job.resolve())
-            if len(jobs) > 1 and not any((job / name).is_file() for name in RECORDS):
+            if len(jobs) > 1 and not any((job / name).is_file() for name in RECORD_FILES):
                 yield RunFiles(job, [], Provenance(remarks=[f"{job}: has no records; it is left out."]))
             else:
                 yield gather_directory(job.resolve())
 
 
-def _last_held_out(lines: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
-    """A training run's latest held-out episodes.
+def _last_held_out(episodes: Sequence[EpisodeRecord]) -> list[EpisodeRecord]:
+    """A training run's held-out episodes of the last round that has any.
 
-    Each run has other held-out seeds, so episodes are numbered instead: a table of several runs has no gaps.
+    Each run has other held-out episode seeds, so they are numbered instead: a table of several runs has no gaps.
     """
-    held_out = [line for line in lines if line.kind in HELD_OUT]
-    last = max((line.round or 0 for line in held_out), default=0)
-    latest = [line for line in held_out if line.round == last]
-    numbers: dict[str | None, dict[int, int]] = {}  # by host, where episodes draw theirs
-    for line in latest:
-        own = numbers.setdefault(line.host, {})
-        own.setdefault(line.episode_seed, len(own))
-    return [replace(line, episode_seed=numbers[line.host][line.episode_seed]) for line in latest]
+    held_out = [episode for episode in episodes if episode.kind in HELD_OUT]
+    last = max((episode.round or 0 for episode in held_out), default=0)
+    latest = [episode for episode in held_out if episode.round == last]
+    numbers: dict[str | None, dict[int, int]] = {}  # by host, as runs may sample a host for each episode
+    for episode in latest:
+        own = numbers.setdefault(episode.host, {})
+        own.setdefault(episode.episode_seed, len(own))
+    return [replace(episode, episode_seed=numbers[episode.host][episode.episode_seed]) for episode in latest]
 
 
-def training_runs(found: Sequence[RunFiles]) -> list[TrainingRun]:
-    """The training runs that were found, each named by the overrides in which it differs from the others."""
-    runs = [(str(each.directory), each.run) for each in found if each.run is not None and each.run.rounds]
+def list_training_runs(sources: Sequence[RunFiles]) -> list[TrainingRun]:
+    """The training runs, each named by the overrides that not all have."""
+    runs = [(str(source.directory), source.run) for source in sources if source.run is not None and source.run.rounds]
     names = run_names([(directory, run.overrides) for directory, run in runs])
     return [
-        TrainingRun(name, run.task, run.rounds, run.settings, run.seed)
+        TrainingRun(name, run.task, run.rounds, run.settings, run.run_seed)
         for name, (_, run) in zip(names, runs, strict=True)
     ]
 
 
-def compared_episodes(found: Sequence[RunFiles]) -> list[EpisodeRecord]:
-    """The episodes that arms are compared by: those of evaluations, or, without any, those of training runs."""
-    evaluations = [each for each in found if each.run is None and each.episodes]
+def select_episodes(sources: Sequence[RunFiles]) -> list[EpisodeRecord]:
+    """The episodes that arms are compared by: those of evaluations or, without any, those of training runs."""
+    evaluations = [source for source in sources if source.run is None and source.episodes]
     if evaluations:
-        return [line for each in evaluations for line in each.episodes]
-    runs = [(each.run.settings, each) for each in found if each.run is not None]
-    several = list(dict.fromkeys(settings for settings, _ in runs))
-    names = dict(zip(several, run_names([(settings, settings.split()) for settings in several]), strict=True))
+        return [episode for source in evaluations for episode in source.episodes]
+    runs = [(source.run.settings, source) for source in sources if source.run is not None]
+    distinct = list(dict.fromkeys(settings for settings, _ in runs))
+    names = dict(zip(distinct, run_names([(settings, settings.split()) for settings in distinct]), strict=True))
     return [
-        replace(line, arm=f"{names[settings] if len(several) > 1 else 'ppo'}, {line.kind}")
-        for settings, each in runs
-        for line in each.episodes
+        replace(episode, arm=f"{names[settings] if len(distinct) > 1 else 'ppo'}, {episode.kind}")
+        for settings, source in runs
+        for episode in source.episodes
     ]
-
-
-def merge_provenance(sources: Sequence[Provenance]) -> Provenance:
-    """The provenance of several directories as one."""
-    references = {source.reference for source in sources if source.reference}
-    return Provenance(
-        commands=list(dict.fromkeys(command for source in sources for command in source.commands)),
-        versions={name: value for source in reversed(sources) for name, value in source.versions.items()},
-        checkpoints={label: about for source in sources for label, about in source.checkpoints.items()},
-        remarks=list(dict.fromkeys(remark for source in sources for remark in source.remarks)),
-        reference=references.pop() if len(references) == 1 else None,
-        search_gflops=max((source.search_gflops for source in sources if source.search_gflops), default=None),
-    )

@@ -1,4 +1,4 @@
-"""Finished episodes, sorted into tasks and arms, and the figures that are taken from them."""
+"""Finished episodes by task and arm, and the estimates that are made from them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from esper.evaluation.arms import ARMS
 from esper.evaluation.statistics import Estimate, Strata, estimate
 from esper.records import EpisodeRecord
 
-SAME = ("host", "data", "environment", "optimizer", "lifecycle", "slots", "actions", "governor")  # make a task
-FREE = {"environment": ("envs", "threads"), "data": ("device", "root")}  # change nothing in an episode
-RATED = ("score", "test_score", "selection_score")
-FIGURES = {  # title -> (key of an episode, format, factor)
+TASK_GROUPS = ("host", "data", "environment", "optimizer", "lifecycle", "slots", "actions", "governor")
+IGNORED_KEYS = {"environment": ("envs", "threads"), "data": ("device", "root")}  # do not change an episode
+SCORE_FIELDS = ("score", "test_score", "selection_score")
+RESULT_METRICS = {  # title -> (field of a record, format, factor)
     "score": ("score", "{:.2f}", 1.0),
     "test": ("test_score", "{:.2f}", 1.0),
     "parameters": ("parameters", "{:,.0f}", 1.0),
@@ -25,46 +25,50 @@ FIGURES = {  # title -> (key of an episode, format, factor)
 
 @dataclass
 class ArmResults:
-    """An arm's episodes in a task, by learner and seed."""
+    """An arm's episodes in a task, by checkpoint and episode seed."""
 
     arm: str
-    lines: dict[tuple[str | None, int], EpisodeRecord] = field(default_factory=dict)
+    by_key: dict[tuple[str | None, int], EpisodeRecord] = field(default_factory=dict)
+
+    @property
+    def episodes(self) -> list[EpisodeRecord]:
+        return list(self.by_key.values())
 
     @property
     def checkpoints(self) -> list[str | None]:
-        return sorted({checkpoint for checkpoint, _ in self.lines}, key=str)
+        return sorted({checkpoint for checkpoint, _ in self.by_key}, key=str)
 
     @property
     def episode_seeds(self) -> list[int]:
-        return sorted({seed for _, seed in self.lines})
+        return sorted({episode_seed for _, episode_seed in self.by_key})
 
     @property
-    def played(self) -> str:
-        """Controllers x seeds, and how many episodes that are if some are missing."""
-        square = f"{len(self.checkpoints)} x {len(self.episode_seeds)}"
-        whole = len(self.lines) == len(self.checkpoints) * len(self.episode_seeds)
-        return square if whole else f"{len(self.lines)} of {square}"
+    def count_text(self) -> str:
+        """Controllers x episode seeds, and the number of episodes if some are missing."""
+        product = f"{len(self.checkpoints)} x {len(self.episode_seeds)}"
+        is_complete = len(self.by_key) == len(self.checkpoints) * len(self.episode_seeds)
+        return product if is_complete else f"{len(self.by_key)} of {product}"
 
-    def table(self, key: str, seeds: Sequence[int] | None = None) -> np.ndarray:
-        """A figure of its episodes: [learners, seeds]; NaN is not played, or not measured."""
-        columns = self.episode_seeds if seeds is None else seeds
+    def values(self, name: str, episode_seeds: Sequence[int] | None = None) -> np.ndarray:
+        """A record field of its episodes: [controllers, episode seeds]; NaN where it is missing."""
+        columns = self.episode_seeds if episode_seeds is None else episode_seeds
         rows = [
-            [getattr(self.lines.get((checkpoint, seed)), key, None) for seed in columns]
+            [getattr(self.by_key.get((checkpoint, episode_seed)), name, None) for episode_seed in columns]
             for checkpoint in self.checkpoints
         ]
         return np.array(rows, dtype=float)
 
-    def figure(self, title: str) -> Estimate | None:
-        """One of FIGURES, with its interval; None where it was not measured in every episode."""
-        key, _, factor = FIGURES[title]
-        if any(getattr(line, key) is None for line in self.lines.values()):
+    def estimate_of(self, title: str) -> Estimate | None:
+        """One of RESULT_METRICS with its interval; None if an episode has not measured it."""
+        name, _, factor = RESULT_METRICS[title]
+        if any(getattr(episode, name) is None for episode in self.episodes):
             return None
-        return estimate([self.table(key) * factor])
+        return estimate([self.values(name) * factor])
 
-    def median(self) -> EpisodeRecord:
-        """The episode whose score is in the middle."""
-        lines = sorted(self.lines.values(), key=final_score)
-        return lines[len(lines) // 2]
+    def median_episode(self) -> EpisodeRecord:
+        """The episode with the median score."""
+        episodes = sorted(self.episodes, key=final_score)
+        return episodes[len(episodes) // 2]
 
 
 @dataclass
@@ -81,109 +85,122 @@ class TaskResults:
         return f"{self.name}, {self.split} split"
 
     @property
-    def text(self) -> bool:
+    def is_text(self) -> bool:
         return "vocabulary" in self.config.get("data", {})
 
-    def lines(self) -> list[EpisodeRecord]:
-        return [line for results in self.arms.values() for line in results.lines.values()]
+    @property
+    def episodes(self) -> list[EpisodeRecord]:
+        return [episode for results in self.arms.values() for episode in results.episodes]
 
 
-def group_by_task(lines: Sequence[EpisodeRecord]) -> tuple[list[TaskResults], list[str]]:
-    """Episodes by task and arm, in the order of the arms' table, and a sentence for each thing that is not as usual."""
+def group_by_task(episodes: Sequence[EpisodeRecord]) -> tuple[list[TaskResults], list[str]]:
+    """Episodes by task and arm, in the order of ARMS, and remarks about what a reader would not expect."""
     tasks: dict[str, TaskResults] = {}
     remarks: list[str] = []
-    rules: dict[tuple[int, str], list[str]] = {}  # unlike settings of one arm
-    for line in lines:
-        config = line.config
-        drawn = line.host if "hosts" in (config.get("host") or {}) else None
-        key = json.dumps([line.data, line.split, drawn, _essence(config)], sort_keys=True)
-        task = tasks.setdefault(key, TaskResults(f"{line.host or 'a host'} on {line.data}", line.split, config))
-        known = rules.setdefault((id(task), line.arm), [])
-        if line.variant not in known:
-            known.append(line.variant)
-        number = known.index(line.variant)
-        arm = line.arm if number == 0 else f"{line.arm} ({number + 1})"
+    variants: dict[tuple[int, str], list[str]] = {}  # of each arm of a task
+    for episode in episodes:
+        task = _find_task(tasks, episode)
+        known = variants.setdefault((id(task), episode.arm), [])
+        if episode.variant not in known:
+            known.append(episode.variant)
+        number = known.index(episode.variant)
+        arm = episode.arm if number == 0 else f"{episode.arm} ({number + 1})"
         results = task.arms.setdefault(arm, ArmResults(arm))
-        place = (line.checkpoint, line.episode_seed)
-        if place in results.lines and results.lines[place].score != line.score:
+        key = (episode.checkpoint, episode.episode_seed)
+        if key in results.by_key and results.by_key[key].score != episode.score:
             remarks.append(
-                f"{task.title}: {arm} ran twice on episode seed {line.episode_seed}, with different scores; "
+                f"{task.title}: {arm} ran twice on episode seed {episode.episode_seed}, with different scores; "
                 "the last is used."
             )
-        results.lines[place] = line
+        results.by_key[key] = episode
+    order = {name: index for index, name in enumerate(ARMS)}
     for task in tasks.values():
-        remarks += [f"{task.title}: {arm} has other settings than its namesake." for arm in task.arms if "(" in arm]
-        remarks += _complete(task)
-        order = {name: index for index, name in enumerate(ARMS)}
-        task.arms = dict(sorted(task.arms.items(), key=lambda item: order.get(item[0].split(" (")[0], len(order))))
-    return _distinct(list(tasks.values())), remarks
+        remarks += [f"{task.title}: {arm} has other settings than the first {base_arm(arm)}."
+                    for arm in task.arms if arm != base_arm(arm)]  # fmt: skip
+        remarks += _fill_missing_scores(task)
+        task.arms = dict(sorted(task.arms.items(), key=lambda item: order.get(base_arm(item[0]), len(order))))
+    return _number_equal_titles(list(tasks.values())), remarks
 
 
-def _essence(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be equal for episodes to be compared."""
-    found = {}
-    for group in SAME:
+def base_arm(name: str) -> str:
+    """The name of an arm without the number of its variant."""
+    return name.partition(" (")[0]
+
+
+def _find_task(tasks: dict[str, TaskResults], episode: EpisodeRecord) -> TaskResults:
+    """The task of an episode, which is added if it is new."""
+    config = episode.config
+    drawn_host = episode.host if "hosts" in (config.get("host") or {}) else None
+    key = json.dumps([episode.data, episode.split, drawn_host, _task_config(config)], sort_keys=True)
+    name = f"{episode.host or 'a host'} on {episode.data}"
+    return tasks.setdefault(key, TaskResults(name, episode.split, config))
+
+
+def _task_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that must be equal for episodes to be compared."""
+    groups = {}
+    for group in TASK_GROUPS:
         part = config.get(group)
-        found[group] = (
-            {k: v for k, v in part.items() if k not in FREE.get(group, ())} if isinstance(part, dict) else part
-        )
-    return found
+        ignored = IGNORED_KEYS.get(group, ())
+        groups[group] = {k: v for k, v in part.items() if k not in ignored} if isinstance(part, dict) else part
+    return groups
 
 
-def _complete(task: TaskResults) -> list[str]:
-    """Give a score to episodes whose network ended without one, the lowest there is, and say so."""
-    known = [line for line in task.lines() if line.score is not None]
-    worst = {
-        key: min((value for line in known if (value := getattr(line, key)) is not None), default=0.0) for key in RATED
+def _fill_missing_scores(task: TaskResults) -> list[str]:
+    """Give the lowest score of all arms to episodes whose network ended with non-finite values; returns remarks."""
+    scored = [episode for episode in task.episodes if episode.score is not None]
+    lowest = {
+        name: min((value for episode in scored if (value := getattr(episode, name)) is not None), default=0.0)
+        for name in SCORE_FIELDS
     }
     remarks = []
     for results in task.arms.values():
-        for place, line in results.lines.items():
-            if line.score is None:
-                lowest: dict[str, Any] = {key: worst[key] for key in _scores_of(line)}
-                results.lines[place] = replace(line, **lowest)
+        for key, episode in results.by_key.items():
+            if episode.score is None:
+                scores: dict[str, Any] = {name: lowest[name] for name in _measured_scores(episode)}
+                results.by_key[key] = replace(episode, **scores)
                 remarks.append(
-                    f"{task.title}: {results.arm} on episode seed {line.episode_seed} ended with non-finite values; "
-                    f"it counts as the lowest score of all arms, {worst['score']:.2f}."
+                    f"{task.title}: {results.arm} on episode seed {episode.episode_seed} ended with non-finite values; "
+                    f"it counts as the lowest score of all arms, {lowest['score']:.2f}."
                 )
     return remarks
 
 
-def _scores_of(line: EpisodeRecord) -> tuple[str, ...]:
-    """The scores that were measured: a training run's episodes have no others."""
-    if line.kind is not None:
+def _measured_scores(episode: EpisodeRecord) -> tuple[str, ...]:
+    """The score fields that an episode of its kind has."""
+    if episode.kind is not None:
         return ("score",)
-    return RATED if line.split == "test" else ("score", "selection_score")
+    return SCORE_FIELDS if episode.split == "test" else ("score", "selection_score")
 
 
-def final_score(line: EpisodeRecord) -> float:
-    """Sorts episodes; one without a score comes first."""
-    return float("-inf") if line.score is None else line.score
+def final_score(episode: EpisodeRecord) -> float:
+    """For sorting; an episode without a score comes first."""
+    return float("-inf") if episode.score is None else episode.score
 
 
-def _distinct(tasks: list[TaskResults]) -> list[TaskResults]:
-    """Tasks of the same name get numbers."""
+def _number_equal_titles(tasks: list[TaskResults]) -> list[TaskResults]:
     for task in tasks:
-        alike = [other for other in tasks if other.title == task.title]
-        if len(alike) > 1:
-            for number, other in enumerate(alike, 1):
+        equal = [other for other in tasks if other.title == task.title]
+        if len(equal) > 1:
+            for number, other in enumerate(equal, 1):
                 other.name = f"{other.name} ({number})"
     return tasks
 
 
 def paired_values(
-    ours: Sequence[ArmResults], theirs: Sequence[ArmResults], key: str = "score"
+    ours: Sequence[ArmResults], theirs: Sequence[ArmResults], name: str = "score"
 ) -> tuple[Strata, Strata]:
-    """A figure of two arms in some tasks, on the seeds that both have played in each.
+    """A record field of two arms in each task, on the episode seeds that both arms have.
 
-    Arms of the same trained controllers are paired by controller; of others, each is compared with every other.
+    Arms with the same trained controllers are paired by controller. If both have several and they are different, each
+    is compared with every other.
     """
     pairs = []
-    for mine, other in zip(ours, theirs, strict=True):
-        seeds = sorted(set(mine.episode_seeds) & set(other.episode_seeds))
-        if seeds:
-            ours_here, theirs_here = mine.table(key, seeds), other.table(key, seeds)
-            if mine.checkpoints != other.checkpoints and 1 not in (len(mine.checkpoints), len(other.checkpoints)):
-                ours_here, theirs_here = np.broadcast_arrays(ours_here[:, None], theirs_here[None])
-            pairs.append((ours_here, theirs_here))
+    for our_arm, their_arm in zip(ours, theirs, strict=True):
+        episode_seeds = sorted(set(our_arm.episode_seeds) & set(their_arm.episode_seeds))
+        if episode_seeds:
+            mine, other = our_arm.values(name, episode_seeds), their_arm.values(name, episode_seeds)
+            if our_arm.checkpoints != their_arm.checkpoints and 1 not in (len(mine), len(other)):
+                mine, other = np.broadcast_arrays(mine[:, None], other[None])
+            pairs.append((mine, other))
     return [mine for mine, _ in pairs], [other for _, other in pairs]

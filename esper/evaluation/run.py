@@ -10,15 +10,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from esper.checkpoints.resume import save_config
 from esper.evaluation.comparison import Comparison
-from esper.evaluation.output import read_provenance, write_results
+from esper.evaluation.output import write_results
+from esper.evaluation.provenance import read_provenance
 
 
 def evaluate(
     config: DictConfig, directory: Path, console: Console, command: str = "", overrides: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Run every arm on every episode seed; records and report go into `directory`. Returns the figures of each arm.
+) -> dict[str, dict[str, Any]]:
+    """Run every arm on every episode seed, and write the report; returns each task's results by arm.
 
-    `overrides` are those that the configuration was composed from, for a later resume.
+    Arguments:
+        config: of `esper.evaluate`
+        directory: of records and report; episodes in it do not run again
+        console: where tables are printed
+        command: that was typed, for the report
+        overrides: that the configuration was composed from, saved for a later resume; None saves nothing
     """
     comparison = Comparison(config, directory)
     if overrides is not None:
@@ -31,18 +37,19 @@ def evaluate(
         with Progress(*columns, *times, console=console, transient=True) as progress:
             comparison.run(progress)
     except KeyboardInterrupt:
-        console.print("interrupted; finished episodes are kept; resume with")
+        console.print("interrupted; finished episodes are saved; resume with")
         console.print(f"  python -m esper.evaluate resume={directory}", soft_wrap=True)
         selector = None
-    commands = [*read_provenance(directory).get("commands", []), command]
-    found = write_results(comparison.store.latest, comparison.provenance(commands), directory, console)
+    commands = [*read_provenance(directory).commands, command]
+    results = write_results(comparison.store.latest, comparison.provenance(commands), directory, console)
     if selector is not None:
-        path, line = comparison.export(selector)
-        grown = ", ".join(f"{blueprint} in {slot}" for slot, (blueprint, _) in line.fossils.items()) or "no seed"
-        summary = f"score {line.score:.2f}, {line.parameters:,.0f} parameters, {grown}"
-        console.print(f"{path}: network of {line.arm} on episode seed {line.episode_seed}: {summary}", soft_wrap=True)
+        path, episode = comparison.export_network(selector)
+        grown = ", ".join(f"{blueprint} in {slot}" for slot, (blueprint, _) in episode.fossils.items()) or "no seed"
+        origin = f"{episode.arm} on episode seed {episode.episode_seed}"
+        summary = f"score {episode.score:.2f}, {episode.parameters:,.0f} parameters, {grown}"
+        console.print(f"{path}: network of {origin}: {summary}", soft_wrap=True)
     comparison.environment.close()
-    return found
+    return results
 
 
 def _print_header(comparison: Comparison, console: Console) -> None:
@@ -51,9 +58,9 @@ def _print_header(comparison: Comparison, console: Console) -> None:
     console.print(f"{environment.data.name}, {episodes} for each of {', '.join(comparison.arms)}")
     console.print(f"-> {comparison.directory}", soft_wrap=True)
     for trained in comparison.controllers:
-        trained_for = f"after {trained.info.rounds} rounds, {comparison.mode(trained)}"
-        console.print(f"ppo {trained_for}, {trained.label}", soft_wrap=True)
-    for remark in comparison.remarks():
+        mode = f"after {trained.info.rounds} rounds, {comparison.action_mode(trained)}"
+        console.print(f"ppo {mode}, {trained.label}", soft_wrap=True)
+    for remark in comparison.collect_remarks():
         if remark.startswith("Transfer"):
             console.print(remark, soft_wrap=True)
     if store.latest:

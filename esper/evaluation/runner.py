@@ -15,119 +15,126 @@ from esper.controllers import Controller
 from esper.environment import Environment, EpisodeStart, net_score
 from esper.records import EpisodeLog, EpisodeRecord, make_record, to_plain
 
-EpisodeKey = tuple[str, str | None, int, str]  # arm, checkpoint, episode seed, digest of its inputs
+EpisodeKey = tuple[str, str | None, int, str]  # arm, checkpoint, episode seed, inputs digest
 
 
 @dataclass(frozen=True)
 class EpisodeJob:
-    """Episodes of an arm that run together; for most arms it is a single one."""
+    """Episodes of an arm that run together; most jobs have a single one."""
 
     arm: str
     checkpoint: str | None  # the trained controller that the arm is, or is derived from
     episode_seeds: tuple[int, ...]
     controller: Controller[Any]
     start: EpisodeStart
-    inputs_digest: str  # of everything its episodes depend on besides seed and task
+    inputs_digest: str  # of everything its episodes depend on besides episode seed and task
     variant: str = ""  # distinguishes arms of one name: their settings, or the arm they are derived from
-    recorded: int | None = None  # how many of the episodes are kept, from the first; None is all
+    record_count: int | None = None  # record only this many episodes, from the first; None records all
 
     @property
     def keys(self) -> list[EpisodeKey]:
-        return [(self.arm, self.checkpoint, seed, self.inputs_digest) for seed in self.episode_seeds[: self.recorded]]
+        """Of the episodes that are recorded."""
+        recorded = self.episode_seeds[: self.record_count]
+        return [(self.arm, self.checkpoint, episode_seed, self.inputs_digest) for episode_seed in recorded]
 
 
 def digest(inputs: object) -> str:
-    """Of plain data: equal data have equal digests."""
+    """A hash of plain data."""
     text = json.dumps(inputs, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def group_jobs(jobs: Sequence[EpisodeJob], width: int) -> Iterator[list[EpisodeJob]]:
-    """Jobs in order, in rounds of about equal size that fit into `width` environments."""
-    lanes = sum(len(job.episode_seeds) for job in jobs)
-    size = -(-lanes // max(1, -(-lanes // width))) if lanes else width
-    batch: list[EpisodeJob] = []
+def group_jobs(jobs: Sequence[EpisodeJob], envs: int) -> Iterator[list[EpisodeJob]]:
+    """Jobs in order, in rounds of about equal size that fit into `envs` environments."""
+    episodes = sum(len(job.episode_seeds) for job in jobs)
+    size = -(-episodes // max(1, -(-episodes // envs))) if episodes else envs
+    group: list[EpisodeJob] = []
     for job in jobs:
-        if batch and sum(len(other.episode_seeds) for other in batch) + len(job.episode_seeds) > size:
-            yield batch
-            batch = []
-        batch.append(job)
-    if batch:
-        yield batch
+        if group and sum(len(other.episode_seeds) for other in group) + len(job.episode_seeds) > size:
+            yield group
+            group = []
+        group.append(job)
+    if group:
+        yield group
 
 
 def run_jobs(
     environment: Environment,
     jobs: Iterable[EpisodeJob],
-    known: Mapping[str, Any],
+    shared_fields: Mapping[str, Any],
     on_step: Callable[[], None],
     *,
     test: bool,
 ) -> list[EpisodeRecord]:
-    """The episodes of some jobs, all in parallel; with `test`, they end with a measurement on the test split.
+    """Run the episodes of all jobs in parallel.
 
-    `known` are record fields that all of them share.
+    Arguments:
+        environment: has an environment for each episode
+        jobs: what to run
+        shared_fields: record fields that have the same value in all episodes
+        on_step: called after each step
+        test: whether episodes end with a measurement on the test split
     """
-    chosen = list(jobs)
-    seeds = [seed for job in chosen for seed in job.episode_seeds]
-    observation = environment.reset(seeds, [job.start for job in chosen for _ in job.episode_seeds])
-    memories = [job.controller.begin(job.episode_seeds) for job in chosen]
-    edges = torch.tensor([0, *(len(job.episode_seeds) for job in chosen)]).cumsum(0).tolist()
-    lanes = [slice(first, last) for first, last in pairwise(edges)]
-    thinking = [0.0] * len(chosen)
-    log = EpisodeLog(environment.space, environment.rules, seeds)
+    group = list(jobs)
+    episode_seeds = [episode_seed for job in group for episode_seed in job.episode_seeds]
+    observation = environment.reset(episode_seeds, [job.start for job in group for _ in job.episode_seeds])
+    memories = [job.controller.begin(job.episode_seeds) for job in group]
+    edges = torch.tensor([0, *(len(job.episode_seeds) for job in group)]).cumsum(0).tolist()
+    rows = [slice(first, last) for first, last in pairwise(edges)]
+    controller_seconds = [0.0] * len(group)
+    log = EpisodeLog(environment.space, environment.rules, episode_seeds)
     for _ in range(environment.steps):
         actions = []
-        for index, job in enumerate(chosen):  # each by itself, so that no episode depends on its neighbours
-            began = time.perf_counter()
-            action, memories[index] = job.controller.act(observation.rows(lanes[index]), memories[index])
+        for index, job in enumerate(group):  # one job at a time, so that no episode depends on the others
+            started = time.perf_counter()
+            action, memories[index] = job.controller.act(observation.rows(rows[index]), memories[index])
             actions.append(action.cpu())
-            thinking[index] += time.perf_counter() - began
+            controller_seconds[index] += time.perf_counter() - started
         step = environment.step(torch.cat(actions))
         log.add(torch.cat(actions), step)
         observation = step.observation
         on_step()
-    found = _ends(environment, test)
-    lines = []
-    for index, job in enumerate(chosen):
-        for env in range(lanes[index].start, lanes[index].start + len(job.keys)):
-            parts = {name: to_plain(part[env]) for name, part in environment.flops_spent().items()}
-            parts["controller"] = job.controller.flops * environment.steps
-            lines.append(
+    outcome = _measure_outcome(environment, test)
+    records = []
+    for index, job in enumerate(group):
+        for env in range(rows[index].start, rows[index].start + len(job.keys)):
+            flops_by_part = {name: to_plain(part[env]) for name, part in environment.flops_spent().items()}
+            flops_by_part["controller"] = job.controller.flops * environment.steps
+            records.append(
                 make_record(
                     environment, log, env,
-                    **known,
-                    **{name: to_plain(values[env]) for name, values in found.items()},
+                    **shared_fields,
+                    **{name: to_plain(values[env]) for name, values in outcome.items()},
                     arm=job.arm,
                     checkpoint=job.checkpoint,
                     inputs_digest=job.inputs_digest,
                     variant=job.variant,
                     split="test" if test else "validation",
-                    flops=sum(parts.values()),
-                    flops_by_part=parts,
-                    seconds=environment.seconds(env) + thinking[index] / len(job.episode_seeds),
-                    embedding_parameters=_embeddings(environment.model(env).host),
+                    flops=sum(flops_by_part.values()),
+                    flops_by_part=flops_by_part,
+                    seconds=environment.seconds(env) + controller_seconds[index] / len(job.episode_seeds),
+                    embedding_parameters=_count_embedding_parameters(environment.model(env).host),
                 )
             )  # fmt: skip
-    return lines
+    return records
 
 
-def _ends(environment: Environment, test: bool) -> dict[str, torch.Tensor]:
-    """What the episodes came to: figures [envs]; `score` is what they are compared by."""
+def _measure_outcome(environment: Environment, test: bool) -> dict[str, torch.Tensor]:
+    """The final values of all episodes by record field, each [envs]; arms are compared by `score`."""
     outcome = environment.outcome()
-    found = {
+    values = {
         "validation_score": outcome["validation_score"],
-        "selection_score": outcome["score"],  # by which one may choose
+        "selection_score": outcome["score"],
         "score": outcome["score"],
         "parameters": environment.view.now.parameters,
     }
     if test:
         tested = environment.test()
-        found |= {f"test_{name}": values for name, values in tested.items()}
-        found["score"] = net_score(tested["score"], outcome["growth"])
-    return found
+        values |= {f"test_{name}": scores for name, scores in tested.items()}
+        values["score"] = net_score(tested["score"], outcome["growth"])
+    return values
 
 
-def _embeddings(host: nn.Module) -> int:
-    """Parameters of a host's embeddings, which language models are compared without."""
+def _count_embedding_parameters(host: nn.Module) -> int:
+    """Language models are usually compared without these."""
     return sum(module.weight.numel() for module in host.modules() if isinstance(module, nn.Embedding))

@@ -1,4 +1,4 @@
-"""Which arms an evaluation runs; refuses in one sentence what cannot be compared."""
+"""Which arms an evaluation runs, and whether they can be compared."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,26 +8,26 @@ from omegaconf import DictConfig
 from esper.checkpoints import checkpoint_names, find_checkpoint
 from esper.config import grows_hosts
 from esper.evaluation.arms import ARMS, DEFAULT_ARMS, get_arm
-from esper.records import read_episodes
+from esper.records import EpisodeRecord, read_lines
 
 
 def selected_arms(config: DictConfig) -> list[str]:
     """The requested arms, and the reference if it is named or another arm is derived from it."""
-    trained, known = bool(checkpoint_names(config.ckpt)), dict.fromkeys([*ARMS, *config.controller])
+    has_checkpoint, known = bool(checkpoint_names(config.ckpt)), dict.fromkeys([*ARMS, *config.controller])
     requested = config.controllers
     if requested is None:
-        arms = [*DEFAULT_ARMS, "ppo"] if trained else list(DEFAULT_ARMS)
+        arms = [*DEFAULT_ARMS, "ppo"] if has_checkpoint else list(DEFAULT_ARMS)
     elif requested == "all":
-        arms = [name for name, arm in ARMS.items() if trained or arm.needs != "ckpt"]
+        arms = [name for name, arm in ARMS.items() if has_checkpoint or arm.needs != "ckpt"]
     else:
         arms = list(dict.fromkeys([requested] if isinstance(requested, str) else requested))
     for name in arms:
         if name not in known:
-            raise ValueError(f"controllers: {name} is unknown; there are {', '.join(known)}, and all for all of them.")
-    needs = [
+            raise ValueError(f"controllers: {name} is unknown; must be of {', '.join(known)}, or all for every arm.")
+    derived = [
         name for name in arms if get_arm(name).needs == "reference" and not (name == "replay" and config.replay.records)
     ]
-    if (needs or config.reference) and reference_arm(config) not in arms:
+    if (derived or config.reference) and reference_arm(config) not in arms:
         arms.append(reference_arm(config))
     return arms
 
@@ -37,9 +37,9 @@ def reference_arm(config: DictConfig) -> str:
 
 
 def check_arms(config: DictConfig) -> None:
-    """Refuse what cannot be compared, before anything is built."""
+    """Refuse arms that cannot run, before anything is built."""
     if not grows_hosts(config):
-        raise ValueError(f"environment: {config.environment._target_} grows no hosts; there is nothing to compare.")
+        raise ValueError(f"environment={config.environment._target_}: must be one that grows hosts.")
     if not isinstance(config.episodes, int) or config.episodes < 1:
         raise ValueError(f"episodes={config.episodes}: must be a whole number of at least 1.")
     if config.controllers is not None and not config.controllers:
@@ -51,15 +51,15 @@ def check_arms(config: DictConfig) -> None:
     arms = selected_arms(config)
     for name in arms:
         if get_arm(name).needs == "ckpt" and not checkpoint_names(config.ckpt):
-            given = "null" if config.ckpt is None else config.ckpt
-            raise ValueError(f"ckpt={given}: must name a checkpoint or a run's directory for the arm {name}.")
+            value = "null" if config.ckpt is None else config.ckpt
+            raise ValueError(f"ckpt={value}: must name a checkpoint or a run's directory for the arm {name}.")
         needs_two = name == "ppo_permuted" or (name == "replay" and not config.replay.records)
         if config.episodes < 2 and needs_two:
             raise ValueError(f"episodes={config.episodes}: must be at least 2 for the arm {name}.")
     if "ppo_permuted" in arms and config.environment.envs < 2:
         raise ValueError(f"environment.envs={config.environment.envs}: must be at least 2 for the arm ppo_permuted.")
     if "best_open_loop" in arms and not checkpoint_names(config.ckpt) and config.schedules is None:
-        raise ValueError("schedules=null: must be a number for best_open_loop, where no ckpt says how many.")
+        raise ValueError("schedules=null: must be a number for the arm best_open_loop without a ckpt.")
     if config.schedules is not None and (not isinstance(config.schedules, int) or config.schedules < 1):
         raise ValueError(f"schedules={config.schedules}: must be a whole number of at least 1, or null.")
     if "replay" in arms and config.replay.records:
@@ -70,24 +70,25 @@ def check_arms(config: DictConfig) -> None:
 
 
 def check_export(config: DictConfig, arms: Sequence[str]) -> None:
-    which = config.export
-    if not (which is None or which in ("best", *arms) or (isinstance(which, int) and which >= 0)):
-        played = ", ".join(arms)
+    selector = config.export
+    if not (selector is None or selector in ("best", *arms) or (isinstance(selector, int) and selector >= 0)):
         raise ValueError(
-            f"export={which}: must be best, one of the arms that are played ({played}), or a line's number."
+            f"export={selector}: must be best, an arm of this evaluation ({', '.join(arms)}), or the number of a line."
         )
 
 
 def load_recorded_actions(config: DictConfig) -> list[dict[str, str]]:
-    """The actions of the episode that is to be replayed."""
+    """The actions of the episode that `replay` repeats."""
     path, line = config.replay.records, config.replay.line
     if not isinstance(line, int):
         raise ValueError(f"replay.line={line}: must be a whole number.")
-    episodes, flaws = read_episodes(Path(path))
-    if not episodes and not flaws:
-        raise ValueError(f"replay.records={path}: holds no episodes.")
-    if flaws:
-        raise ValueError(f"replay.records={path}: {flaws[0].removeprefix(f'{path}: ')}")
-    if not 0 <= line < len(episodes):
-        raise ValueError(f"replay.line={line}: must be between 0 and {len(episodes) - 1}.")
-    return [step.action for step in episodes[line].steps]
+    lines = list(read_lines(Path(path)))
+    if not lines:
+        raise ValueError(f"replay.records={path}: has no episodes.")
+    if not 0 <= line < len(lines):
+        raise ValueError(f"replay.line={line}: must be between 0 and {len(lines) - 1}.")
+    try:
+        episode = EpisodeRecord.from_dict(lines[line])
+    except ValueError as error:
+        raise ValueError(f"replay.records={path}: line {line} {error}.") from None
+    return [step.action for step in episode.steps]

@@ -1,14 +1,14 @@
-"""What scores say, and how sure that is.
+"""Estimates with bootstrap intervals.
 
-Scores come as strata, one for each task, each an array [controllers, seeds]: one row for each trained controller, or
-one in all for rules that are not trained; the columns are episode seeds, which all arms of a task share. Where two arms
-have controllers of their own, it is [ours, theirs, seeds]. NaN is an episode that was not played: it is no part of any
-draw.
+Scores are passed as strata: one array per task, [controllers, episode seeds]. A row is a trained controller; arms
+without one have a single row. The columns are episode seeds, which all arms of a task share. The difference of two arms
+that have different trained controllers is [our controllers, their controllers, episode seeds]. NaN marks a missing
+episode; it is not part of any resample.
 
-An interval is a percentile bootstrap, widened for few units, in which controllers are drawn anew as wholes, the same
-for all tasks, since they are what was trained several times, and within each task the seeds, the same for all arms
-that are compared. With one controller it speaks of that controller alone. A figure of several tasks is the mean over
-them: an interquartile mean of all their values would cut off what is large in one task alone.
+An interval is a percentile bootstrap, widened for few units. Controllers are resampled as whole rows, the same rows in
+all tasks, because they are what was trained repeatedly. Within each task, episode seeds are resampled, the same seeds
+for all arms that are compared. With one controller, the interval is valid for that controller only. An estimate over
+several tasks is the mean over tasks: a pooled interquartile mean would trim values that are large in one task only.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ Strata = Sequence[np.ndarray]
 Statistic = Callable[[np.ndarray], np.ndarray]  # [..., values] -> [...]
 NORMAL = NormalDist()
 LEVEL = 0.95
-DRAWS = 2_000
-MIN_UNITS = 6  # units; fewer agree by chance in more than one case of twenty, and their intervals are not to be trusted
-TRIM = 0.25  # of the values at each end, that the interquartile mean leaves out
+RESAMPLES = 2_000
+MIN_UNITS = 6  # with fewer, all agree at random in more than one case of twenty, and intervals are unreliable
+TRIM = 0.25  # share of the values that the interquartile mean drops at each end
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its interval."""
+    """A value with its interval."""
 
     value: float
     low: float
@@ -40,7 +40,7 @@ class Estimate:
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis of what is left when a quarter, rounded down, is cut off at either end."""
+    """Mean over the last axis without a quarter of the values, rounded down, at each end."""
     ordered = np.sort(values, axis=-1)  # NaN last
     count = (~np.isnan(ordered)).sum(-1, keepdims=True)
     cut, places = (TRIM * count).astype(int), np.arange(ordered.shape[-1])
@@ -48,93 +48,102 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Over the last axis; NaN where there is nothing."""
-    there = ~np.isnan(values)
+    """Mean over the last axis without NaN; NaN where no value is left."""
+    present = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
-        found: np.ndarray = np.where(there, values, 0.0).sum(-1) / there.sum(-1)
-    return found
+        result: np.ndarray = np.where(present, values, 0.0).sum(-1) / present.sum(-1)
+    return result
 
 
 def estimate(
-    strata: Strata, statistic: Statistic = interquartile_mean, *, draws: int = DRAWS, rng_seed: int = 0
+    strata: Strata, statistic: Statistic = interquartile_mean, *, resamples: int = RESAMPLES, rng_seed: int = 0
 ) -> Estimate:
-    """A statistic of each task's values, as the mean over tasks, with its interval."""
-    seen = [statistic(scores.ravel()) for scores in strata]
-    found = [statistic(part) for part in _drawn(strata, draws, rng_seed)]
-    return _estimate(np.mean(seen, axis=0), np.mean(found, axis=0), bounds(strata))
+    """The mean over tasks of a statistic of each task's values, with its interval."""
+    observed = [statistic(scores.ravel()) for scores in strata]
+    resampled = [statistic(values) for values in _resample(strata, resamples, rng_seed)]
+    return _with_interval(np.mean(observed, axis=0), np.mean(resampled, axis=0), interval_quantiles(strata))
 
 
-def difference(ours: Strata, theirs: Strata, *, draws: int = DRAWS, rng_seed: int = 0) -> Estimate:
-    """Interquartile mean of our score less theirs on the same seed; a single row is compared with every other's."""
-    return estimate([mine - other for mine, other in zip(ours, theirs, strict=True)], draws=draws, rng_seed=rng_seed)
+def paired_difference(ours: Strata, theirs: Strata, *, resamples: int = RESAMPLES, rng_seed: int = 0) -> Estimate:
+    """Interquartile mean of our score minus theirs on the same episode seed; a single row is paired with every row."""
+    gaps = [mine - other for mine, other in zip(ours, theirs, strict=True)]
+    return estimate(gaps, resamples=resamples, rng_seed=rng_seed)
 
 
-def probability_of_improvement(ours: Strata, theirs: Strata, *, draws: int = DRAWS, rng_seed: int = 0) -> Estimate:
-    """Probability that an episode of ours scores above one of theirs on any seed, ties half; the mean over tasks.
+def probability_of_improvement(
+    ours: Strata, theirs: Strata, *, resamples: int = RESAMPLES, rng_seed: int = 0
+) -> Estimate:
+    """Probability that one of our episodes scores above one of theirs on any episode seed; the mean over tasks.
 
-    It is the Mann-Whitney statistic over the number of pairs.
+    It is the Mann-Whitney statistic divided by the number of pairs; ties count half.
     """
-    pairs = zip(_drawn(ours, draws, rng_seed), _drawn(theirs, draws, rng_seed), strict=True)  # one seed: the same draws
-    found = [_above(mine, other) for mine, other in pairs]
-    seen = [_above(mine.reshape(1, -1), other.reshape(1, -1))[0] for mine, other in zip(ours, theirs, strict=True)]
-    return _estimate(np.mean(seen), np.mean(found, axis=0), bounds(ours))
+    # one rng_seed: both sides resample the same rows and columns
+    pairs = zip(_resample(ours, resamples, rng_seed), _resample(theirs, resamples, rng_seed), strict=True)
+    resampled = [_share_above(mine, other) for mine, other in pairs]
+    observed = [
+        _share_above(mine.reshape(1, -1), other.reshape(1, -1))[0] for mine, other in zip(ours, theirs, strict=True)
+    ]
+    return _with_interval(np.mean(observed), np.mean(resampled, axis=0), interval_quantiles(ours))
 
 
-def profile(
-    strata: Strata, thresholds: np.ndarray, *, draws: int = DRAWS, rng_seed: int = 0
+def performance_profile(
+    strata: Strata, thresholds: np.ndarray, *, resamples: int = RESAMPLES, rng_seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Share of episodes that score above each threshold, with the bounds of its interval; each [thresholds]."""
-    seen = np.concatenate([scores.ravel() for scores in strata])
-    drawn = np.concatenate(_drawn(strata, draws, rng_seed), axis=-1)
-    shares = np.array([_share(seen > threshold, seen) for threshold in thresholds])
-    found = np.array([_share(drawn > threshold, drawn) for threshold in thresholds])  # [thresholds, draws]
-    low, high = np.nanquantile(found, bounds(strata), axis=-1)
+    """Share of episodes that score above each threshold, and the bounds of its interval; each [thresholds]."""
+    observed = np.concatenate([scores.ravel() for scores in strata])
+    resampled = np.concatenate(_resample(strata, resamples, rng_seed), axis=-1)
+    shares = np.array([_share(observed > threshold, observed) for threshold in thresholds])
+    resampled_shares = np.array([_share(resampled > threshold, resampled) for threshold in thresholds])
+    low, high = np.nanquantile(resampled_shares, interval_quantiles(strata), axis=-1)
     return shares, low, high
 
 
-def _drawn(strata: Strata, draws: int, rng_seed: int) -> list[np.ndarray]:
-    """All values of each draw, for each task: [draws, values]; arms of equal seeds and controllers draw the same."""
-    some, others = np.random.default_rng([rng_seed, 0]), np.random.default_rng([rng_seed, 1])
-    most = max(max(scores.shape[:-1]) for scores in strata)
-    chosen = some.random((most, 2, draws))  # of our controllers, and of theirs where they are others
-    found = []
+def _resample(strata: Strata, resamples: int, rng_seed: int) -> list[np.ndarray]:
+    """All values of each resample, for each task: [resamples, values].
+
+    Arms with equal numbers of controllers and episode seeds get the same resamples.
+    """
+    row_rng, column_rng = np.random.default_rng([rng_seed, 0]), np.random.default_rng([rng_seed, 1])
+    max_rows = max(max(scores.shape[:-1]) for scores in strata)
+    fractions = row_rng.random((max_rows, 2, resamples))  # of our controllers, and of theirs if they are different
+    result = []
     for scores in strata:
-        every = scores if scores.ndim == 3 else scores[:, None]
-        ours, theirs = ((chosen[:n, side].T * n).astype(int) for side, n in enumerate(every.shape[:2]))
-        columns = others.integers(every.shape[2], size=(draws, every.shape[2]))
-        drawn = every[ours[:, :, None, None], theirs[:, None, :, None], columns[:, None, None, :]]
-        found.append(drawn.reshape(draws, -1))
-    return found
+        pairs = scores if scores.ndim == 3 else scores[:, None]
+        ours, theirs = ((fractions[:n, side].T * n).astype(int) for side, n in enumerate(pairs.shape[:2]))
+        columns = column_rng.integers(pairs.shape[2], size=(resamples, pairs.shape[2]))
+        values = pairs[ours[:, :, None, None], theirs[:, None, :, None], columns[:, None, None, :]]
+        result.append(values.reshape(resamples, -1))
+    return result
 
 
-def _above(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """[draws, n] and [draws, m] -> [draws]"""
+def _share_above(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """[resamples, n] and [resamples, m] -> [resamples]"""
     gaps = (ours[:, :, None] - theirs[:, None, :]).reshape(len(ours), -1)
     return _share((gaps > 0) + 0.5 * (gaps == 0), gaps)
 
 
 def _share(wins: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Of the values that are there, over the last axis."""
+    """Mean of `wins` over the last axis, where `values` are not NaN."""
     return mean(np.where(np.isnan(values), np.nan, wins))
 
 
-def bounds(strata: Strata) -> tuple[float, float]:
-    """The quantiles between which an interval lies, further out the fewer units there are.
+def interval_quantiles(strata: Strata) -> tuple[float, float]:
+    """The quantiles of the resamples that bound an interval; the fewer units, the further out.
 
-    A percentile interval of few units is too narrow, as a normal interval is against Student's, and by the bias of
-    their deviation; Hesterberg (2015) moves its quantiles out by these two factors. The units are controllers where
-    there are several, else seeds.
+    A percentile interval of few units is too narrow for two reasons: it uses the normal distribution instead of
+    Student's, and the deviation of few units is biased. Hesterberg (2015) corrects the quantiles by these two factors.
+    The units are controllers if there are several, otherwise episode seeds.
     """
     controllers = min(min(scores.shape[:-1]) for scores in strata)
     units = controllers if controllers > 1 else sum(scores.shape[-1] for scores in strata)
     if units < 2:
         return 0.0, 1.0
-    low = NORMAL.cdf(-student(units - 1) * (units / (units - 1)) ** 0.5)
+    low = NORMAL.cdf(-student_quantile(units - 1) * (units / (units - 1)) ** 0.5)
     return low, 1 - low
 
 
-def student(freedom: int) -> float:
-    """The upper quantile of Student's distribution for an interval of 95 %, by its expansion (Abramowitz, 26.7.5)."""
+def student_quantile(freedom: int) -> float:
+    """The upper quantile of Student's t distribution for a 95 % interval, by expansion (Abramowitz, 26.7.5)."""
     z, n = NORMAL.inv_cdf((1 + LEVEL) / 2), freedom
     terms = (
         (z**3 + z) / 4,
@@ -145,6 +154,6 @@ def student(freedom: int) -> float:
     return z + sum(term / float(n) ** power for power, term in enumerate(terms, 1))
 
 
-def _estimate(value: np.ndarray, found: np.ndarray, between: tuple[float, float]) -> Estimate:
-    low, high = np.nanquantile(found, between)
+def _with_interval(value: np.ndarray, resampled: np.ndarray, quantiles: tuple[float, float]) -> Estimate:
+    low, high = np.nanquantile(resampled, quantiles)
     return Estimate(float(value), float(low), float(high))

@@ -1,4 +1,4 @@
-"""Hosts that grow: seeds grafted, trained behind the host, blended, removed."""
+"""Growth: seeds are grafted into hosts, trained in isolation, blended in, removed, and exported."""
 
 from esper.growth.export import GrownNetwork, export, load_grown
 from esper.growth.model import GrowingHost, Mode, SeedSetting, SeedSettings, fossil_settings, seed_settings

@@ -1,4 +1,4 @@
-"""A host with its seeds."""
+"""A host with seeds in its slots."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from esper.rng import seeded_init
 
 
 class Mode(Enum):
-    """What part a seed plays in a forward pass."""
+    """How a seed takes part in a forward pass."""
 
-    ISOLATED = "behind"  # takes no part, but trains as if it did at its target alpha; the host does not notice
-    BLENDED = "blended"  # takes part at its alpha, and trains
-    FADING = "fading"  # takes part at its alpha, and trains no more; the host's gradient still passes through it
+    ISOLATED = "isolated"  # not in the output; trains as if blended at its target alpha, without effect on the host
+    BLENDED = "blended"  # in the output at its alpha; trains
+    FADING = "fading"  # in the output at its alpha; frozen, but the host's gradient passes through it
 
 
 @dataclass(frozen=True)
 class SeedSetting:
-    """A seed's mode and alpha; the alpha of a seed behind the host is the one it will be blended at."""
+    """A seed's mode and alpha; the alpha of an isolated seed is its target alpha."""
 
     mode: Mode
     alpha: float
@@ -35,7 +35,7 @@ SeedSettings = Mapping[str, SeedSetting]  # by slot; a seed without a setting is
 
 
 def seed_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, SeedSetting]:
-    """How the seeds of one environment take part in the coming epoch; `names` are the slots in their columns' order."""
+    """The settings of one environment's seeds for the next step; `names` are the slots in the order of the columns."""
     stages, alphas, targets = (field[env].tolist() for field in (slots.stage, slots.alpha, slots.alpha_target))
     result = {}
     for name, stage, alpha, target in zip(names, stages, alphas, targets, strict=True):
@@ -49,14 +49,14 @@ def seed_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, S
 
 
 def fossil_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, SeedSetting]:
-    """How the fossils of one environment take part; no other seed does."""
+    """The settings of one environment's fossils only, so that every other seed is switched off."""
     fossils = (slots.stage[env] == Stage.FOSSILIZED).tolist()
-    every = seed_settings(slots, env, names)
-    return {name: every[name] for name, fossil in zip(names, fossils, strict=True) if fossil}
+    settings = seed_settings(slots, env, names)
+    return {name: settings[name] for name, is_fossil in zip(names, fossils, strict=True) if is_fossil}
 
 
-class _Isolated(torch.autograd.Function):
-    """Passes on the seed's output; the gradient at the slot goes to the seed, and unchanged to the host before it."""
+class _StraightThrough(torch.autograd.Function):
+    """Returns the seed's output; passes the gradient at the slot to the seed, and unchanged to the host before it."""
 
     @staticmethod
     def forward(ctx: object, host: Tensor, seed: Tensor) -> Tensor:
@@ -72,8 +72,8 @@ class GrowingHost(nn.Module):
 
     Arguments:
         host: the network that is grown
-        coadapt: whether a blended seed's gradient also reaches the host's earlier layers. If not, they are trained as
-            if the seed were not there, for good.
+        coadapt: whether a blended seed's gradient also reaches the host's earlier layers. If not, they always train as
+            if the seed were absent.
     """
 
     def __init__(self, host: Host, *, coadapt: bool) -> None:
@@ -83,10 +83,10 @@ class GrowingHost(nn.Module):
         self.seeds = nn.ModuleDict()
 
     def graft(self, slot: str, blueprint: str, blend: Blend, *, rng_seed: int) -> Seed:
-        """Put a new seed into an empty slot; its initial weights follow from `rng_seed`. Call it in the main thread."""
+        """Put a new seed into an empty slot; its initial weights follow from `rng_seed`. Main thread only."""
         channels = self.host.slot(slot).channels
         if slot in self.seeds:
-            raise ValueError(f"slot {slot} holds a seed already; remove it first.")
+            raise ValueError(f"slot={slot}: must be empty, but has a seed; remove it first.")
         topology = self.host.topology
         with seeded_init(rng_seed):
             body = find_blueprint(topology, blueprint).build(channels)
@@ -99,68 +99,70 @@ class GrowingHost(nn.Module):
         return new
 
     def remove(self, slot: str) -> None:
-        """Take the seed out of a slot."""
+        """Remove the seed of a slot."""
         if slot not in self.seeds:
-            raise ValueError(f"slot {slot} holds no seed.")
+            raise ValueError(f"slot={slot}: must have a seed, but is empty.")
         del self.seeds[slot]
 
     def seed(self, slot: str) -> Seed:
-        found = self.seeds[slot]
-        assert isinstance(found, Seed)
-        return found
+        """The seed in a slot."""
+        seed = self.seeds[slot]
+        assert isinstance(seed, Seed)
+        return seed
 
     def forward(self, x: Tensor, settings: SeedSettings, start: str | None = None, stop: str | None = None) -> Tensor:
-        """Run the host with its seeds as `settings` has them; seeds behind the host take no part.
+        """Run the host with its seeds as `settings` states; isolated seeds are not in the output.
 
-        From `start`, x is the features that arrive at that slot, before its seed; at `stop`, the result is likewise
-        the features before that slot's seed. So a cached prefix can be continued with a seed switched on or off.
+        With `start`, x is the features at that slot, before its seed. With `stop`, the result is the features at that
+        slot, before its seed. So a run can resume from cached features with a seed switched on or off.
         """
         at = start
         for name in self._slots(start, stop):
             setting = settings.get(name)
             if name in self.seeds and setting is not None and setting.mode is not Mode.ISOLATED:
-                x = self._through(self.seed(name), self.host.run(x, at, name), setting)
+                x = self._run_seed(self.seed(name), self.host.run(x, at, name), setting)
                 at = name
         return self.host.run(x, at, stop)
 
     def losses(
         self, x: Tensor, settings: SeedSettings, criterion: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The host's loss, and the loss of each seed behind it, by slot; the gradient of their sum trains them all.
+        """The host's loss, and the loss of each isolated seed by slot; the gradient of their sum trains host and seeds.
 
-        A seed behind the host is trained on what the loss would be with it blended in at its target alpha: from the
-        detached features at its slot, the rest of the network is run once more with every weight but the seed's held
-        fixed, without dropout, and on copies of running statistics. So the host's values, gradients and noise are
-        bit-equal to those without the seed, even if it is not finite, and yet the seed feels how far it should go.
+        The loss of an isolated seed is that of the network with the seed blended in at its target alpha: from the
+        detached features at its slot, the rest of the network runs again with all weights but the seed's frozen,
+        without dropout, and on copies of running statistics. So the host's values, gradients and dropout are bit-equal
+        to those without the seed, even if the seed is non-finite, and the seed gets the gradient of its own effect.
         """
-        behind = [name for name in self._slots() if name in self.seeds and _mode(settings, name) is Mode.ISOLATED]
+        isolated = [name for name in self._slots() if name in self.seeds and _mode(settings, name) is Mode.ISOLATED]
         features: dict[str, Tensor] = {}
         at = None
-        for name in behind:
+        for name in isolated:
             x = self(x, settings, at, name)
             features[name] = x.detach()
             at = name
-        host = criterion(self(x, settings, at))
-        return host, {name: criterion(self._as_if_blended(name, h, settings)) for name, h in features.items()}
+        host_loss = criterion(self(x, settings, at))
+        return host_loss, {name: criterion(self._run_as_blended(name, h, settings)) for name, h in features.items()}
 
-    def _as_if_blended(self, slot: str, h: Tensor, settings: SeedSettings) -> Tensor:
-        """The output with the seed in `slot` blended in at its target alpha; only that seed can feel it."""
+    def _run_as_blended(self, slot: str, h: Tensor, settings: SeedSettings) -> Tensor:
+        """The output with the seed in `slot` blended in at its target alpha; only that seed gets a gradient."""
         own = f"seeds.{slot}."
-        held = {name: p.detach() for name, p in self.named_parameters() if not name.startswith(own)}
-        held |= {name: buffer.clone() for name, buffer in self.named_buffers()}
+        frozen = {name: p.detach() for name, p in self.named_parameters() if not name.startswith(own)}
+        frozen |= {name: buffer.clone() for name, buffer in self.named_buffers()}
         blended = {**settings, slot: SeedSetting(Mode.BLENDED, settings[slot].alpha)}
         with self.host.without_dropout():
-            out: Tensor = functional_call(self, held, (h, blended, slot))
+            out: Tensor = functional_call(self, frozen, (h, blended, slot))
         return out
 
     def _slots(self, start: str | None = None, stop: str | None = None) -> list[str]:
-        """The slots from `start` on, up to but without `stop`."""
+        """The slots from `start` up to, but without, `stop`."""
         names = [slot.name for slot in self.host.slots]
         first = 0 if start is None else names.index(self.host.slot(start).name)
         last = len(names) if stop is None else names.index(self.host.slot(stop).name)
         return names[first:last]
 
-    def _through(self, seed: Seed, h: Tensor, setting: SeedSetting) -> Tensor:
+    def _run_seed(self, seed: Seed, h: Tensor, setting: SeedSetting) -> Tensor:
+        """The features h after a seed that is in the output."""
         inputs = h if self.coadapt else h.detach()
         if setting.mode is Mode.FADING:
             frozen = {name: parameter.detach() for name, parameter in seed.named_parameters()}
@@ -169,8 +171,8 @@ class GrowingHost(nn.Module):
             out = seed(inputs, setting.alpha)
         if self.coadapt:
             return out
-        isolated: Tensor = _Isolated.apply(h, out)  # type: ignore[no-untyped-call]
-        return isolated
+        result: Tensor = _StraightThrough.apply(h, out)  # type: ignore[no-untyped-call]
+        return result
 
 
 def _mode(settings: SeedSettings, slot: str) -> Mode | None:

@@ -21,12 +21,12 @@ SHAPES: dict[str, Callable[[float], float]] = {  # from 1 at time 0 down to 0 at
 
 
 class LRSchedule:
-    """The learning rates' factor over an episode.
+    """A factor of the learning rates over an episode.
 
     Arguments:
-        shape: how it falls after the warm-up: constant, linear or cosine
-        warmup: share of the episode in which it rises from 0 to 1
-        final: where it ends
+        shape: decay after the warm-up: constant, linear or cosine
+        warmup: share of the episode in which the factor rises from 0 to 1
+        final: factor at the end of the episode
     """
 
     def __init__(self, *, shape: str, warmup: float, final: float) -> None:
@@ -35,26 +35,26 @@ class LRSchedule:
         for key, value in (("warmup", warmup), ("final", final)):
             if not 0 <= value < 1:
                 raise ValueError(f"optimizer.schedule.{key}={value}: must be at least 0 and below 1.")
-        self._fall, self._warmup, self._final = SHAPES[shape], warmup, final
+        self._decay, self._warmup, self._final = SHAPES[shape], warmup, final
 
     def __call__(self, progress: float) -> float:
         """The factor at `progress` in [0, 1]."""
         if progress < self._warmup:
             return progress / self._warmup
-        return self._final + (1 - self._final) * self._fall((progress - self._warmup) / (1 - self._warmup))
+        return self._final + (1 - self._final) * self._decay((progress - self._warmup) / (1 - self._warmup))
 
 
 class GrowthOptimizer:
-    """Trains a growing host. Seeds come and go without touching the state of anything else.
+    """Optimizer of a growing host. Adding or removing a seed does not change the state of other parameters.
 
     Arguments:
-        model: the host; its seeds are taken over as they are
-        build: makes the torch optimizer from parameter groups
+        model: the growing host; its present seeds are included
+        build: builds the torch optimizer from parameter groups
         seed_lr: learning rate of seeds, before the schedule
-        seed_weight_decay: of seeds
-        clip: largest gradient norm, of the host and of each seed separately, so that none spends another's budget;
-            None is no limit
-        schedule: factor of all learning rates at a given progress of the episode
+        seed_weight_decay: weight decay of seeds
+        clip: maximum gradient norm, of the host and of each seed separately, so that one does not reduce the steps of
+            the others; None is no limit
+        schedule: factor of all learning rates, from the progress of the episode in [0, 1]
     """
 
     def __init__(
@@ -76,28 +76,30 @@ class GrowthOptimizer:
         self._seed_options = {"lr": seed_lr, "weight_decay": seed_weight_decay}
         self.clip = math.inf if clip is None else clip
         self._schedule = schedule
-        self._full_rate: dict[str, float] = {HOST_GROUP: self.torch.param_groups[0]["lr"]}
+        self._base_lr: dict[str, float] = {HOST_GROUP: self.torch.param_groups[0]["lr"]}
         for slot in model.seeds:
             self.add(slot)
 
     def add(self, slot: str) -> None:
-        """Take over the parameters of a seed that was just grafted."""
+        """Add the parameters of a new seed."""
         parameters = list(self._model.seeds[slot].parameters())
         self.torch.add_param_group({"params": parameters, "owner": slot, **self._seed_options})
-        self._full_rate[slot] = self._seed_options["lr"]
+        self._base_lr[slot] = self._seed_options["lr"]
 
     def remove(self, slot: str) -> None:
-        """Let go of a seed's parameters and of their state."""
+        """Remove the parameters of a seed and their state."""
         for parameter in self.parameters(slot):
             self.torch.state.pop(parameter, None)
         self.torch.param_groups[:] = [group for group in self.torch.param_groups if group["owner"] != slot]
-        del self._full_rate[slot]
+        del self._base_lr[slot]
 
     @property
     def owners(self) -> tuple[str, ...]:
-        return tuple(self._full_rate)
+        """HOST_GROUP, then the slot of each seed."""
+        return tuple(self._base_lr)
 
     def parameters(self, owner: str) -> list[nn.Parameter]:
+        """The parameters of the host or of one seed."""
         return [
             parameter for group in self.torch.param_groups if group["owner"] == owner for parameter in group["params"]
         ]
@@ -105,10 +107,11 @@ class GrowthOptimizer:
     def step(
         self, progress: float, scaler: torch.amp.GradScaler | None = None, watch: Callable[[], None] | None = None
     ) -> dict[str, Tensor]:
-        """Clip, step, and forget the gradients; returns each owner's gradient norm before clipping, on its device.
+        """Clip, step and zero the gradients; returns each owner's gradient norm before clipping, on its device.
 
         With a scaler, the order is: unscale, watch, clip, step, update. A seed's non-finite gradients are set to zero
-        first, so that it cannot make the scaler skip the host's step. `watch` sees the gradients as they are clipped.
+        first, so that they do not make the scaler skip the host's step. `watch` is called before the gradients are
+        clipped.
         """
         if scaler is not None:
             for owner in self.owners[1:]:
@@ -118,10 +121,10 @@ class GrowthOptimizer:
             scaler.unscale_(self.torch)
         if watch is not None:
             watch()
-        norms = {owner: self._clipped(self.parameters(owner)) for owner in self.owners}
+        norms = {owner: self._clip_gradients(self.parameters(owner)) for owner in self.owners}
         factor = self._schedule(progress)
         for group in self.torch.param_groups:
-            group["lr"] = self._full_rate[group["owner"]] * factor
+            group["lr"] = self._base_lr[group["owner"]] * factor
         if scaler is None:
             self.torch.step()
         else:
@@ -130,7 +133,8 @@ class GrowthOptimizer:
         self.torch.zero_grad(set_to_none=True)
         return norms
 
-    def _clipped(self, parameters: list[nn.Parameter]) -> Tensor:
-        if all(parameter.grad is None for parameter in parameters):  # torch would answer on the CPU
+    def _clip_gradients(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Clip the gradients of one owner; returns their norm."""
+        if all(parameter.grad is None for parameter in parameters):  # torch would return a CPU tensor
             return torch.zeros((), device=parameters[0].device)
         return clip_grad_norm_(parameters, self.clip)

@@ -1,4 +1,4 @@
-"""A seed in its slot: a blueprint's module, and the operator that blends it into the host's features."""
+"""A seed: a blueprint's module, and the operator that blends it into the host's features."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from esper.flops import Flops, linear_flops
 from esper.lifecycle import Blend
 
-GATE_HIDDEN = 8  # at least; a quarter of the channels where that is more
+GATE_HIDDEN = 8  # minimum width; a quarter of the channels if that is more
 
 
 class BlendGate(nn.Module):
-    """How much of a gated seed to let in, per sample: [batch, ...] -> (0, 1) of shape [batch, 1, ...]."""
+    """The learned gate of a GATED seed: features [batch, ...] -> values in (0, 1) of shape [batch, 1, ...]."""
 
     def __init__(self, channels: int, topology: str) -> None:
         super().__init__()
@@ -22,18 +22,19 @@ class BlendGate(nn.Module):
 
     @staticmethod
     def hidden(channels: int) -> int:
+        """Width of the hidden layer."""
         return max(GATE_HIDDEN, channels // 4)
 
     @staticmethod
     def flops(channels: int, topology: str, positions: int) -> Flops:
-        """One gate for an image; one at each position of a text."""
+        """FLOPs of one sample: one gate for an image, one at each position of a text."""
         gates = 1 if topology == "cnn" else positions
         return linear_flops(channels, BlendGate.hidden(channels), gates) + linear_flops(
             BlendGate.hidden(channels), 1, gates
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled = x.mean((2, 3)) if self.image else x.cumsum(1) / _positions(x)  # a position sees only the past
+        pooled = x.mean((2, 3)) if self.image else x.cumsum(1) / _positions(x)  # causal: a running mean
         gate: Tensor = self.layers(pooled)
         return gate[:, :, None, None] if self.image else gate
 
@@ -56,14 +57,24 @@ def _gated(seed: "Seed", h: Tensor, s: Tensor, alpha: float) -> Tensor:
 
 
 OPERATORS: dict[Blend, Callable[["Seed", Tensor, Tensor, float], Tensor]] = {
-    Blend.ADD: _add,  # a cross-fade: all seed at alpha 1
-    Blend.MULTIPLY: _multiply,  # between 1 - alpha and 1 + alpha times the host's features
-    Blend.GATED: _gated,  # a cross-fade under a learned gate
+    Blend.ADD: _add,  # cross-fade: only the seed at alpha 1
+    Blend.MULTIPLY: _multiply,  # the host's features times 1 - alpha to 1 + alpha
+    Blend.GATED: _gated,  # cross-fade with a learned gate
 }
 
 
 class Seed(nn.Module):
-    """forward(h, alpha): the host's features h with alpha of the seed blended in. At alpha 0 that is h."""
+    """A blueprint's module and its blend operator.
+
+    `forward(h, alpha)` returns the host's features h with the seed blended in; at alpha 0 that is h.
+
+    Arguments:
+        body: the module that the blueprint builds
+        blueprint: its name
+        blend: the operator that combines its output with h
+        channels: channels of h
+        topology: cnn or transformer
+    """
 
     def __init__(self, body: nn.Module, *, blueprint: str, blend: Blend, channels: int, topology: str) -> None:
         super().__init__()
@@ -73,7 +84,9 @@ class Seed(nn.Module):
         self.gate = BlendGate(channels, topology) if blend is Blend.GATED else None
 
     def forward(self, h: Tensor, alpha: float) -> Tensor:
-        s = self.body(h).to(h.dtype)  # under autocast, a layer may answer in another precision
+        s = self.body(h).to(h.dtype)  # under autocast, a layer may return another precision
         if s.shape != h.shape:
-            raise ValueError(f"blueprint {self.blueprint} turned features {list(h.shape)} into {list(s.shape)}.")
+            raise ValueError(
+                f"blueprint={self.blueprint}: must return features of shape {list(h.shape)}, not {list(s.shape)}."
+            )
         return OPERATORS[self.blend](self, h, s, alpha)

@@ -1,4 +1,4 @@
-"""Networks that can host seeds."""
+"""Hosts: networks with slots for seeds."""
 
 from esper.hosts.cnn import CNNHost
 from esper.hosts.gpt import GPTHost

@@ -1,4 +1,4 @@
-"""A plain convolutional classifier, in channels_last."""
+"""A convolutional classifier, in channels_last."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,14 +12,14 @@ from esper.hosts.host import Host, Slot, require_positive
 
 
 class ChannelsLast(nn.Module):
-    """Images in the memory layout in which convolutions are fastest."""
+    """Converts images to channels_last, the memory format in which convolutions are fastest."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last)
 
 
 class GlobalMean(nn.Module):
-    """[batch, channels, height, width] -> [batch, channels]"""
+    """Mean over space: [batch, channels, height, width] -> [batch, channels]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
@@ -37,14 +37,14 @@ class CNNHost(Host):
     """Blocks of convolution, BatchNorm and ReLU, then the mean over space and a linear classifier.
 
     Arguments:
-        blocks: how many; at least 2
-        channels: of the first block; each further block has twice as many
-        kernel: side of the convolutions; odd
-        pools: the first so many blocks are followed by a 2x2 max-pool
-        pool_slots: whether there are slots behind the pools (pool1, ...) besides those behind the blocks (block1, ...)
+        blocks: number of blocks; at least 2
+        channels: channels of the first block; each further block has twice as many
+        kernel: side of the convolutions, in pixels; odd
+        pools: number of blocks, from the first on, that a 2x2 max-pool follows
+        pool_slots: whether there are slots after pools (pool1, ...), in addition to those after blocks (block1, ...)
         resolution: side of the images, in pixels
-        classes: how many
-        shrink: images are averaged over squares of so many pixels before anything sees them; None is a single square
+        classes: number of classes
+        shrink: side of the squares that images are averaged over first, in pixels; None is the whole image
     """
 
     topology: ClassVar[str] = "cnn"
@@ -66,13 +66,16 @@ class CNNHost(Host):
         if blocks < 2:
             raise ValueError(f"host.blocks={blocks}: must be at least 2.")
         if kernel % 2 == 0 or kernel < 1:
-            raise ValueError(f"host.kernel={kernel}: must be odd.")
+            raise ValueError(f"host.kernel={kernel}: must be odd and at least 1.")
         if not 0 <= pools <= blocks:
             raise ValueError(f"host.pools={pools}: must be between 0 and host.blocks={blocks}.")
         if resolution % shrink:
             raise ValueError(f"host.shrink={shrink}: must divide host.resolution={resolution}.")
-        if (resolution // shrink) >> pools < 1:
-            raise ValueError(f"host.pools={pools}: too many for images of {resolution // shrink} pixels.")
+        pixels = resolution // shrink
+        if pixels >> pools < 1:
+            raise ValueError(
+                f"host.pools={pools}: must be at most {pixels.bit_length() - 1} for images of {pixels} pixels."
+            )
         segments: list[nn.Module] = []
         slots: list[Slot] = []
         pending: list[nn.Module] = [nn.AvgPool2d(shrink), ChannelsLast()] if shrink > 1 else [ChannelsLast()]
@@ -98,19 +101,19 @@ class CNNHost(Host):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
 
     def flops(self, shape: Sequence[int]) -> list[Flops]:
-        """`shape` is that of an image: [3, height, width]"""
+        """FLOPs of each segment; `shape` is that of an image: [3, height, width]."""
         _, height, width = shape
-        found: list[Flops] = []
+        costs: list[Flops] = []
         for segment in self.segments:
-            own = Flops()
+            cost = Flops()
             for layer in segment.modules():
                 if isinstance(layer, nn.Conv2d):
-                    own += conv_flops(layer.in_channels, layer.out_channels, layer.kernel_size[0], height * width)
+                    cost += conv_flops(layer.in_channels, layer.out_channels, layer.kernel_size[0], height * width)
                 elif isinstance(layer, nn.AvgPool2d):
                     height, width = height // self.shrink, width // self.shrink
                 elif isinstance(layer, nn.MaxPool2d):
                     height, width = height // 2, width // 2
                 elif isinstance(layer, nn.Linear):
-                    own += linear_flops(layer.in_features, layer.out_features)
-            found.append(own)
-        return [replace(found[0], input_grad=0), *found[1:]]  # the first convolution reads images, which learn nothing
+                    cost += linear_flops(layer.in_features, layer.out_features)
+            costs.append(cost)
+        return [replace(costs[0], input_grad=0), *costs[1:]]  # images need no gradient

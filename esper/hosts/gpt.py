@@ -1,4 +1,4 @@
-"""A small GPT: pre-norm blocks, learned positions, a head tied to the token embedding."""
+"""A small GPT: pre-norm blocks, learned positions, and an output layer tied to the token embedding."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ INIT_STD = 0.02  # GPT-2's
 
 
 class TokenEmbedding(nn.Module):
-    """Tokens [batch, time] -> features [batch, time, channels]"""
+    """Tokens [batch, time] -> features [batch, time, channels]."""
 
     def __init__(self, vocabulary: int, channels: int, block_size: int, dropout: float) -> None:
         super().__init__()
@@ -24,15 +24,15 @@ class TokenEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        time = tokens.shape[1]
-        if time > self.positions.num_embeddings:
-            raise ValueError(f"a text of {time} tokens does not fit host.block_size={self.positions.num_embeddings}.")
+        time, block_size = tokens.shape[1], self.positions.num_embeddings
+        if time > block_size:
+            raise ValueError(f"host.block_size={block_size}: must be at least the {time} tokens of the text.")
         out: Tensor = self.dropout(self.tokens(tokens) + self.positions.weight[:time])
         return out
 
 
 class SelfAttention(nn.Module):
-    """Causal self-attention. Its own weights take no dropout: the fused kernel cannot draw from a given generator."""
+    """Causal self-attention, without dropout on its weights: the fused kernel takes no generator."""
 
     def __init__(self, channels: int, heads: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SelfAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), unless it has no heads, then x + mlp(norm(x))"""
+    """x + attention(norm(x)), left out if there are no heads, then x + mlp(norm(x))."""
 
     def __init__(self, channels: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -69,16 +69,16 @@ class TransformerBlock(nn.Module):
 
 
 class GPTHost(Host):
-    """Layers in segments of equal length, a slot (segment1, ...) behind each.
+    """Transformer blocks in segments of equal length, with a slot (segment1, ...) after each segment.
 
     Arguments:
-        vocabulary: how many tokens
+        vocabulary: number of tokens
         channels: width of the features
-        heads: of attention; must divide channels; 0 leaves attention out, so that a token is all that is seen of a text
-        layers: how many; segments must divide it
-        segments: how many, and so how many slots
-        block_size: the longest text, in tokens
-        dropout: probability, on the embedding and on each layer's two branches
+        heads: attention heads; must divide channels; 0 leaves attention out, so each position uses only its own token
+        layers: number of transformer blocks; segments must divide it
+        segments: number of segments, and of slots
+        block_size: maximum context length, in tokens
+        dropout: probability, on the embedding and on the two branches of each block
     """
 
     topology: ClassVar[str] = "transformer"
@@ -112,7 +112,7 @@ class GPTHost(Host):
         head.weight = embedding.tokens.weight
 
     def flops(self, shape: Sequence[int]) -> list[Flops]:
-        """`shape` is that of a text: [time]"""
+        """FLOPs of each segment; `shape` is that of a text: [time]."""
         (time,) = shape
         c = self._channels
         attention = (
@@ -131,7 +131,7 @@ class GPTHost(Host):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, TransformerBlock):  # each layer adds to the stream: keep its variance at the start
+            if isinstance(module, TransformerBlock):  # blocks add to the residual stream: keep its initial variance
                 for branch in (module.attention.project, module.contract) if module.heads else (module.contract,):
                     with torch.no_grad():
                         branch.weight /= math.sqrt((2 if module.heads else 1) * layers)

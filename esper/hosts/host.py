@@ -1,4 +1,4 @@
-"""What every host is: segments in order, with slots between them."""
+"""The base class of hosts: segments in order, with slots between them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,18 +13,22 @@ from esper.flops import Flops
 
 @dataclass(frozen=True)
 class Slot:
-    """A place between two segments where a seed can live."""
+    """A place between two segments for one seed."""
 
     name: str
     channels: int
 
 
 class Host(nn.Module):
-    """A network cut into segments. Segment i ends at slot i; the last one ends at the output.
+    """A network of consecutive segments. Segment i ends at slot i; the last segment ends at the output.
 
-    A host knows nothing of seeds. It can be run from its input or from any slot, to any later slot or to the output,
-    and running it in pieces gives bit for bit what running it whole does. A subclass names the `topology` of
-    blueprints that fit its features, and hands its segments and slots to the constructor.
+    A host does not depend on seeds. It runs from its input or from any slot, to any later slot or to the output, and
+    running it in parts is bit-equal to running it at once. A subclass sets `topology`, the kind of blueprints that fit
+    its features, and passes its segments and slots to the constructor.
+
+    Arguments:
+        segments: modules that run one after another; one more than slots
+        slots: the slot after each segment but the last
     """
 
     topology: ClassVar[str]
@@ -33,18 +37,18 @@ class Host(nn.Module):
         super().__init__()
         if len(segments) != len(slots) + 1:
             raise ValueError(
-                f"{type(self).__name__}: {len(slots)} slots part {len(slots) + 1} segments, not {len(segments)}."
+                f"{type(self).__name__}: {len(slots)} slots need {len(slots) + 1} segments, not {len(segments)}."
             )
         self.segments = nn.ModuleList(segments)
         self.slots: tuple[Slot, ...] = tuple(slots)
         self._order: dict[str, int] = {slot.name: index + 1 for index, slot in enumerate(self.slots)}
 
     def run(self, x: Tensor, start: str | None = None, stop: str | None = None) -> Tensor:
-        """The features at slot `stop`, or the output if None, from the input, or from the features at slot `start`."""
+        """Run from the input, or from the features at slot `start`, to slot `stop`, or to the output if None."""
         first = 0 if start is None else self._position(start)
         last = len(self.segments) if stop is None else self._position(stop)
         if last < first:
-            raise ValueError(f"slot {stop} lies before slot {start}; a host runs forwards only.")
+            raise ValueError(f"stop={stop}: must not be before start={start}.")
         for segment in self.segments[first:last]:
             x = segment(x)
         return x
@@ -53,21 +57,22 @@ class Host(nn.Module):
         return self.run(x)
 
     def flops(self, shape: Sequence[int]) -> list[Flops] | None:
-        """The cost of each segment for one sample of that shape; None leaves it open, and it is counted."""
+        """FLOPs of each segment for one sample of a shape; None measures them instead."""
         return None
 
     def slot(self, name: str) -> Slot:
+        """The slot of that name; raises ValueError if the host has none."""
         return self.slots[self._position(name) - 1]
 
     def use_generator(self, generator: torch.Generator | None) -> None:
-        """Draw dropout from `generator`, so that a host's noise is its own; None is torch's global generator."""
+        """Draw dropout from `generator`, so that it is independent of other hosts; None is torch's global generator."""
         for module in self.modules():
             if isinstance(module, Dropout):
                 module.generator = generator
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """Runs inside take no dropout and draw from no generator."""
+        """Context without dropout: nothing is drawn from a generator."""
         active = [module for module in self.modules() if isinstance(module, Dropout) and module.training]
         for module in active:
             module.eval()
@@ -84,7 +89,7 @@ class Host(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout that draws from a generator of its own."""
+    """Dropout that draws from `generator`; None is torch's global generator."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -101,12 +106,12 @@ class Dropout(nn.Module):
 
 
 def require_positive(**sizes: int) -> None:
-    """Refuse a host with a size below 1."""
+    """Raise ValueError for a size below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"host.{name}={size}: must be at least 1.")
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Every parameter once, also where modules share it."""
+    """Number of parameters; shared parameters count once."""
     return sum(parameter.numel() for parameter in module.parameters())

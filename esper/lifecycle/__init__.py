@@ -1,4 +1,4 @@
-"""The rules of growth: stages, actions, masks, and the slots of all environments as tensors."""
+"""The lifecycle of seeds: stages, actions, masks, and the slots of all environments as tensors."""
 
 from esper.lifecycle.actions import HEAD_NAMES, HEADS, ActionSpace, Blend, Decision, Head, Op
 from esper.lifecycle.alpha import Curve

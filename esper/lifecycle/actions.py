@@ -1,6 +1,6 @@
-"""Ops, the head table, and the action spaces made from it.
+"""Ops, the head table, and action spaces.
 
-One table lists every head: its options, what they mean, and the ops that use it. Network sizes, masks, storage,
+One table lists every head: its options, their values, and the ops that use it. Network sizes, masks, storage,
 losses and logging all loop over it. Which heads each op uses, besides the op itself:
 
 | op        | heads                                        |
@@ -38,8 +38,8 @@ class Blend(IntEnum):
     """How a seed's output is combined with the host's features."""
 
     ADD = 0  # cross-fade from the host's features to the seed's
-    MULTIPLY = 1  # scale the host's features by what the seed would change
-    GATED = 2  # cross-fade under a learned gate
+    MULTIPLY = 1  # scale the host's features by 1 + alpha * tanh(change by the seed)
+    GATED = 2  # cross-fade with a learned gate
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Head:
     """One factor of an action."""
 
     name: str
-    options: tuple[str, ...]  # empty where the run decides: slot and blueprint
-    values: tuple[float, ...]  # what each option means
+    options: tuple[str, ...]  # empty for slot and blueprint, which depend on the run
+    values: tuple[float, ...]  # the value of each option
     ops: frozenset[Op]  # the ops that use this head
 
     @property
@@ -57,7 +57,7 @@ class Head:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its values: whole numbers stay whole."""
+        """dtype of the values: float32 if any is a float, else int64."""
         return torch.float32 if any(isinstance(value, float) for value in self.values) else torch.int64
 
 
@@ -87,11 +87,18 @@ HEAD_NAMES: tuple[str, ...] = tuple(head.name for head in HEADS)
 
 
 class ActionSpace:
-    """The ops and heads that a controller chooses from, for given slots and blueprints.
+    """The ops and heads that a controller chooses from.
 
     An action is an int64 tensor [envs, heads] of option indices, in the order of `self.heads`, the op first. A head
-    that is left out of the space, or that the chosen op does not use, means its fixed option. Without ADVANCE among the
-    ops, seeds advance by themselves as soon as their gate lets them.
+    that is not in `heads`, or that the chosen op does not use, takes its fixed option. If ADVANCE is not in `ops`,
+    seeds advance automatically as soon as they pass their gate.
+
+    Arguments:
+        slots: names of the slots
+        blueprints: names of the blueprints
+        ops: names of the ops; WAIT must be among them
+        heads: names of the heads that are chosen; op must be among them
+        fixed: option by head, for heads that are not chosen
     """
 
     def __init__(
@@ -106,37 +113,37 @@ class ActionSpace:
         for key, names in (("slots", slots), ("blueprints", blueprints), ("ops", ops), ("heads", heads)):
             if not names or len(set(names)) != len(names):
                 raise ValueError(f"actions.{key}={list(names)}: must name at least one, each once.")
-        _known("actions.ops", ops, tuple(Op.__members__))
-        _known("actions.heads", heads, HEAD_NAMES)
-        _known("actions.fixed", fixed, HEAD_NAMES)
+        _refuse_unknown("actions.ops", ops, tuple(Op.__members__))
+        _refuse_unknown("actions.heads", heads, HEAD_NAMES)
+        _refuse_unknown("actions.fixed", fixed, HEAD_NAMES)
         if "WAIT" not in ops:
-            raise ValueError(f"actions.ops={list(ops)}: WAIT must be among them, for it is always legal.")
+            raise ValueError(f"actions.ops={list(ops)}: WAIT must be among them, because it is always legal.")
         self.ops: tuple[Op, ...] = tuple(op for op in Op if op.name in ops)
-        of_this_run = {
+        run_options = {
             "op": {op.name: op.value for op in self.ops},
             "slot": {name: index for index, name in enumerate(slots)},
             "blueprint": {name: index for index, name in enumerate(blueprints)},
         }
         table = [
-            _head(head.name, of_this_run[head.name], *head.ops) if head.name in of_this_run else head for head in HEADS
+            _head(head.name, run_options[head.name], *head.ops) if head.name in run_options else head for head in HEADS
         ]
         self.heads: tuple[Head, ...] = tuple(head for head in table if head.name in heads)
         if self.heads[0].name != "op":
             raise ValueError(f"actions.heads={list(heads)}: op must be among them.")
         if "slot" not in heads and len(slots) > 1:
-            raise ValueError(f"actions.heads={list(heads)}: slot must be among them where there is more than one.")
+            raise ValueError(f"actions.heads={list(heads)}: slot must be among them if there are several slots.")
         if Op.SET_ALPHA not in self.ops and ("alpha_target" in heads or fixed.get("alpha_target") != "FULL"):
             raise ValueError(
-                "actions.fixed.alpha_target: must be FULL without SET_ALPHA, or seeds could get stuck below."
+                "actions.fixed.alpha_target: must be FULL without SET_ALPHA, because alpha could never reach 1."
             )
         self.auto_advance: bool = Op.ADVANCE not in self.ops
         self._table: tuple[Head, ...] = tuple(table)
         self._fixed: dict[str, int] = {head.name: self._fixed_option(head, fixed) for head in table[1:]}
 
     def _fixed_option(self, head: Head, fixed: Mapping[str, str]) -> int:
-        """The option that a head means where it is not chosen."""
+        """The option of a head that is not chosen."""
         if head.name in fixed:
-            _known(f"actions.fixed.{head.name}", [fixed[head.name]], head.options)
+            _refuse_unknown(f"actions.fixed.{head.name}", [fixed[head.name]], head.options)
             return head.options.index(fixed[head.name])
         chosen = [head.name for head in self.heads]
         if head.name not in chosen and head.size > 1 and head.ops & set(self.ops):
@@ -159,7 +166,7 @@ class ActionSpace:
         return tuple(head.name for head in self.heads)
 
     def default_option(self, head: str) -> int:
-        """The option of a head that is taken where none is chosen."""
+        """Index of the option that a head takes where it is not chosen."""
         return self._fixed.get(head, 0)
 
     def uses(self, device: torch.device | None = None) -> Tensor:
@@ -167,22 +174,22 @@ class ActionSpace:
         return torch.tensor([[op in head.ops for head in self.heads] for op in self.ops], device=device)
 
     def decode(self, action: Tensor) -> "Decision":
-        """What an action [envs, heads] means, fixed options filled in."""
+        """The values of an action [envs, heads], with fixed options filled in."""
         op = torch.tensor([int(op) for op in self.ops], device=action.device)[action[:, 0]]
         chosen = {head.name: index for index, head in enumerate(self.heads)}
-        meaning: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         for head in self._table[1:]:
             option = torch.full_like(op, self._fixed[head.name])
             if head.name in chosen:
                 used = torch.isin(op, torch.tensor([int(user) for user in head.ops], device=op.device))
                 option = torch.where(used, action[:, chosen[head.name]], option)
-            meaning[head.name] = torch.tensor(head.values, dtype=head.dtype, device=op.device)[option]
-        return Decision(op=op, **meaning)
+            values[head.name] = torch.tensor(head.values, dtype=head.dtype, device=op.device)[option]
+        return Decision(op=op, **values)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do in each environment; every field is [envs]. Times are in ticks, op holds Op values."""
+    """A decoded action; every field is [envs]. Durations are in ticks, `op` has Op values."""
 
     op: Tensor
     slot: Tensor
@@ -194,7 +201,7 @@ class Decision:
     alpha_curve: Tensor
 
 
-def _known(key: str, names: Sequence[str] | Mapping[str, str], allowed: Sequence[str]) -> None:
+def _refuse_unknown(key: str, names: Sequence[str] | Mapping[str, str], allowed: Sequence[str]) -> None:
     unknown = [name for name in names if name not in allowed]
     if unknown:
         raise ValueError(f"{key}: {', '.join(unknown)} is unknown; allowed are {', '.join(allowed)}.")

@@ -1,4 +1,4 @@
-"""How alpha moves: five curves from 0 to 1, and the ramp that follows one from a start to a target."""
+"""Alpha schedules: five curves from 0 to 1, and ramps along a curve from a start to a target."""
 
 import math
 from enum import IntEnum
@@ -8,6 +8,8 @@ from torch import Tensor
 
 
 class Curve(IntEnum):
+    """The shape of a change of alpha."""
+
     LINEAR = 0
     COSINE = 1
     SIGMOID_GENTLE = 2
@@ -19,17 +21,17 @@ STEEPNESS = {Curve.SIGMOID_GENTLE: 6.0, Curve.SIGMOID: 12.0, Curve.SIGMOID_SHARP
 
 
 def _logistic(t: Tensor, steepness: float) -> Tensor:
-    """The logistic curve stretched so that it passes through (0, 0) and (1, 1)."""
+    """The logistic curve, scaled so that it passes through (0, 0) and (1, 1)."""
     low = 1 / (1 + math.exp(steepness / 2))
     return (torch.sigmoid(steepness * (t - 0.5)) - low) / (1 - 2 * low)
 
 
 def curve_progress(curve: Tensor, t: Tensor) -> Tensor:
-    """The share of the way covered at time `t`, monotone, exactly 0 at t <= 0 and exactly 1 at t >= 1.
+    """The value of a curve at time `t`: monotone, exactly 0 at t <= 0 and exactly 1 at t >= 1.
 
-    `curve` holds Curve values; both tensors have the same shape, and so has the float32 result.
+    `curve` has Curve values. Both tensors and the float32 result have the same shape.
     """
-    t = t.double().clamp(0, 1)  # float64, so that rounding cannot break monotony
+    t = t.double().clamp(0, 1)  # float64, so that rounding does not break monotonicity
     curves = torch.stack(
         [t, (1 - torch.cos(math.pi * t)) / 2, *(_logistic(t, steepness) for steepness in STEEPNESS.values())]
     )
@@ -38,9 +40,9 @@ def curve_progress(curve: Tensor, t: Tensor) -> Tensor:
 
 
 def ramp(start: Tensor, target: Tensor, done: Tensor, ticks: Tensor, curve: Tensor) -> Tensor:
-    """Alpha after `done` of `ticks` ticks on the way from `start` to `target`; all of one shape.
+    """Alpha after `done` of `ticks` ticks from `start` to `target`; all tensors have the same shape.
 
-    Zero ticks means at once. The last tick lands on the target exactly.
+    With zero ticks the result is the target. The last tick reaches the target exactly.
     """
     finished = done >= ticks
     t = torch.where(finished, torch.ones_like(start), done / ticks.clamp(min=1))

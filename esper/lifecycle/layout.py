@@ -1,4 +1,4 @@
-"""The shape and the names of all that a policy sees and chooses."""
+"""Sizes and names of the inputs and outputs of a policy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +12,16 @@ from esper.lifecycle.actions import ActionSpace
 
 @dataclass(frozen=True)
 class Layout:
-    """Policies of equal layouts can stand in for each other. It sizes networks and storage, and is in checkpoints."""
+    """What a policy observes and chooses. It sets the sizes of networks and storage, and is saved in checkpoints.
 
-    base: int  # features of the host
-    slot: int  # features of each slot
+    Policies with equal layouts are interchangeable.
+    """
+
+    base: int  # number of features of the host
+    slot: int  # number of features of each slot
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
-    options: dict[str, tuple[str, ...]]  # by head, the op first
+    options: dict[str, tuple[str, ...]]  # by head, op first
     users: dict[str, tuple[str, ...]]  # the ops that use each head
 
     @classmethod

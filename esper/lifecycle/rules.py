@@ -1,4 +1,4 @@
-"""The rules that hold for a run: what a seed must show to leave a stage, and when a slot may be used."""
+"""The rules of a run: what a seed needs to leave a stage, and when a slot may be used."""
 
 import math
 from collections.abc import Mapping
@@ -10,33 +10,40 @@ from torch import Tensor
 from esper.lifecycle.slots import Slots
 from esper.lifecycle.stages import NEXT, Stage
 
-GATED = (*NEXT, Stage.HOLDING)  # the stages that a seed leaves through a gate
+GATED = (*NEXT, Stage.HOLDING)  # stages that a seed leaves through a gate
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What a seed must show before it leaves a stage; None is not demanded. What was never measured fails."""
+    """What a seed needs before it leaves a stage; a value that was never measured does not pass.
 
-    dwell: int | None = None  # epochs in the stage; None follows from the episode's length
-    full_alpha: bool = False  # alpha rests at 1
-    health: float | None = None  # at least
-    contribution: float | None = None  # at least; -inf means "measured, whatever it is"
+    Arguments:
+        dwell: minimum number of steps in the stage; None is a tenth of the episode
+        full_alpha: alpha must be 1, at the end of its ramp
+        health: minimum health; None is no requirement
+        contribution: minimum contribution; -inf requires only that it was measured, None is no requirement
+    """
+
+    dwell: int | None = None
+    full_alpha: bool = False
+    health: float | None = None
+    contribution: float | None = None
 
     def __post_init__(self) -> None:
         for key, value in (("health", self.health), ("contribution", self.contribution)):
             if value is not None and math.isnan(value):
-                raise ValueError(f"lifecycle.gates: {key}=nan: must be a number, or null for no demand.")
+                raise ValueError(f"lifecycle.gates: {key}=nan: must be a number, or null for no requirement.")
 
 
 class Rules:
-    """Gates and timings of a run.
+    """Gates and durations of a run.
 
     Arguments:
-        steps: length of an episode; times left at None become max(1, steps // 10)
-        gates: for each stage that is left through a gate, by its name in lower case, what the gate demands
-        prune_age: epochs after germination before a seed may be pruned
-        cooldown: epochs before the slot of a pruned seed is free again
-        max_live: how many undecided seeds an environment may have at once; None is no limit
+        steps: steps in an episode; a duration of None becomes max(1, steps // 10)
+        gates: gate by stage, with the stage's name in lower case; one for each of GATED
+        prune_age: steps after germination before a seed may be pruned
+        cooldown: steps before the slot of a pruned seed is free again
+        max_live: maximum number of live seeds in an environment; None is no limit
     """
 
     def __init__(
@@ -52,46 +59,46 @@ class Rules:
             raise ValueError(f"environment.steps={steps}: must be at least 1.")
         expected = [stage.name.lower() for stage in GATED]
         if sorted(gates) != sorted(expected):
-            raise ValueError(f"lifecycle.gates={sorted(gates)}: must be given for exactly {', '.join(expected)}.")
-        usual = max(1, steps // 10)
+            raise ValueError(f"lifecycle.gates={sorted(gates)}: must have exactly the keys {', '.join(expected)}.")
+        default = max(1, steps // 10)
         self.gates: dict[Stage, Gate] = {Stage[name.upper()]: gate for name, gate in gates.items()}
         self.dwell: dict[Stage, int] = {
-            stage: _at_least_zero(f"lifecycle.gates.{stage.name.lower()}.dwell", gate.dwell, usual)
+            stage: _resolve_duration(f"lifecycle.gates.{stage.name.lower()}.dwell", gate.dwell, default)
             for stage, gate in self.gates.items()
         }
-        self.prune_age: int = _at_least_zero("lifecycle.prune_age", prune_age, usual)
-        self.cooldown: int = _at_least_zero("lifecycle.cooldown", cooldown, usual)
+        self.prune_age: int = _resolve_duration("lifecycle.prune_age", prune_age, default)
+        self.cooldown: int = _resolve_duration("lifecycle.cooldown", cooldown, default)
         if max_live is not None and max_live < 1:
             raise ValueError(f"lifecycle.max_live={max_live}: must be at least 1, or null for no limit.")
         self.max_live: int | None = max_live
 
 
-def _at_least_zero(key: str, value: int | None, usual: int) -> int:
+def _resolve_duration(key: str, value: int | None, default: int) -> int:
     if value is not None and value < 0:
-        raise ValueError(f"{key}={value}: must be at least 0, or null for {usual} (a tenth of the episode).")
-    return usual if value is None else value
+        raise ValueError(f"{key}={value}: must be at least 0, or null for {default} (a tenth of the episode).")
+    return default if value is None else value
 
 
 def gates(slots: Slots, rules: Rules) -> dict[str, Tensor]:
-    """Each criterion of the gate before each slot: bool [envs, slots] by name; true where nothing is demanded.
+    """Whether each slot's seed meets each criterion of its gate: bool [envs, slots] by criterion.
 
-    Only slots in a gated stage have a gate; elsewhere the answers mean nothing.
+    A criterion that the gate does not have is met. The result has no meaning for slots that are not in a gated stage.
     """
     result = {name: torch.ones_like(slots.moving) for name in ("dwell", "alpha", "health", "contribution")}
     for stage, gate in rules.gates.items():
-        here = slots.stage == stage
-        result["dwell"] &= ~here | (slots.steps_in_stage >= rules.dwell[stage])
+        in_stage = slots.stage == stage
+        result["dwell"] &= ~in_stage | (slots.steps_in_stage >= rules.dwell[stage])
         if gate.full_alpha:
-            result["alpha"] &= ~here | ((slots.alpha == 1) & ~slots.moving)
+            result["alpha"] &= ~in_stage | ((slots.alpha == 1) & ~slots.moving)
         if gate.health is not None:
-            result["health"] &= ~here | (slots.health >= gate.health)
+            result["health"] &= ~in_stage | (slots.health >= gate.health)
         if gate.contribution is not None:
-            result["contribution"] &= ~here | (slots.contribution >= gate.contribution)
+            result["contribution"] &= ~in_stage | (slots.contribution >= gate.contribution)
     return result
 
 
-def may_leave(slots: Slots, rules: Rules) -> Tensor:
-    """Where a seed stands before a gate that lets it pass: bool [envs, slots]."""
+def passes_gate(slots: Slots, rules: Rules) -> Tensor:
+    """Whether each slot's seed is in a gated stage and meets all criteria of its gate: bool [envs, slots]."""
     passed = slots.in_stage(GATED) & ~slots.blending_out
     for criterion in gates(slots, rules).values():
         passed = passed & criterion

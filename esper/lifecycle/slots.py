@@ -12,26 +12,26 @@ from esper.lifecycle.stages import LIVE, OCCUPIED, Stage
 
 @dataclass(frozen=True)
 class Slots:
-    """All slots at one moment; every field is [envs, slots]. What was never measured is NaN."""
+    """The state of all slots; every field is [envs, slots]. A value that was never measured is NaN."""
 
     stage: Tensor  # int64, Stage values
     steps_in_stage: Tensor  # int64
-    age: Tensor  # int64, epochs since germination
+    age: Tensor  # int64, steps since germination
     blueprint: Tensor  # int64, index into the action space's blueprints; -1 without a seed
     blend: Tensor  # int64, Blend values; -1 without a seed
     alpha: Tensor  # float32
-    alpha_start: Tensor  # float32, where the present ramp began
-    alpha_target: Tensor  # float32, where it leads; a seed that is not yet blending holds its later target here
-    ramp_done: Tensor  # int64, ticks made
-    ramp_ticks: Tensor  # int64, ticks in all
+    alpha_start: Tensor  # float32, alpha at the start of the current ramp
+    alpha_target: Tensor  # float32, alpha at its end; before blending, the target that the seed will blend to
+    ramp_done: Tensor  # int64, ticks done
+    ramp_ticks: Tensor  # int64, ticks in total
     curve: Tensor  # int64, Curve values
-    contribution: Tensor  # float32, the latest measured
-    contribution_age: Tensor  # int64, epochs since it was measured; -1 never
-    health: Tensor  # float32 in [0, 1], the latest measured
+    contribution: Tensor  # float32, the latest measurement
+    contribution_age: Tensor  # int64, steps since it was measured; -1 = never
+    health: Tensor  # float32 in [0, 1], the latest measurement
 
     @classmethod
     def empty(cls, envs: int, slots: int, device: torch.device | None = None) -> "Slots":
-        """Every slot dormant."""
+        """All slots dormant."""
 
         def full(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((envs, slots), value, dtype=dtype, device=device)
@@ -43,38 +43,41 @@ class Slots:
         return Slots(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
     def where(self, mask: Tensor, **values: Tensor | float) -> "Slots":
-        """A copy with the given fields changed where `mask` [envs, slots] holds."""
+        """A copy with new values for some fields where `mask` [envs, slots] is true."""
         changed = {}
         for name, value in values.items():
             old = getattr(self, name)
             changed[name] = torch.where(mask, torch.as_tensor(value, dtype=old.dtype, device=old.device), old)
         return replace(self, **changed)
 
-    def cleared(self, mask: Tensor) -> "Slots":
-        """A copy in which the slots in `mask` hold nothing; their stage and its epochs stay."""
+    def clear(self, mask: Tensor) -> "Slots":
+        """A copy in which the slots in `mask` are empty; `stage` and `steps_in_stage` do not change."""
         return self.where(
             mask, **{name: value for name, (value, _) in _EMPTY.items() if name not in ("stage", "steps_in_stage")}
         )
 
     def in_stage(self, stages: Iterable[Stage]) -> Tensor:
-        """bool [envs, slots]"""
+        """Whether each slot is in one of the stages: bool [envs, slots]."""
         return torch.isin(self.stage, torch.tensor([int(stage) for stage in stages], device=self.stage.device))
 
     @property
     def live(self) -> Tensor:
+        """Whether each slot has a seed that may still be pruned: bool [envs, slots]."""
         return self.in_stage(LIVE)
 
     @property
     def occupied(self) -> Tensor:
+        """Whether each slot has a seed: bool [envs, slots]."""
         return self.in_stage(OCCUPIED)
 
     @property
     def moving(self) -> Tensor:
-        """Alpha is on a ramp that has ticks left."""
+        """Whether alpha is on a ramp with ticks left: bool [envs, slots]."""
         return (self.stage == Stage.BLENDING) & (self.ramp_done < self.ramp_ticks)
 
     @property
     def blending_out(self) -> Tensor:
+        """Whether alpha is on a ramp to 0: bool [envs, slots]."""
         return (self.stage == Stage.BLENDING) & (self.alpha_target == 0)
 
 
@@ -99,24 +102,24 @@ _EMPTY: dict[str, tuple[float, torch.dtype]] = {
 
 @dataclass(frozen=True)
 class SeedMeasurements:
-    """What one step measured of each seed; every field is float32 [envs, slots], NaN where nothing was measured."""
+    """Measurements of each seed in one step; every field is float32 [envs, slots], NaN where not measured."""
 
     contribution: Tensor  # validation score with the seed minus the score with it switched off
-    health: Tensor  # of its gradients, 1 is best, 0 is non-finite
+    health: Tensor  # of its gradients: 1 is best, 0 is non-finite
 
     @classmethod
     def none(cls, slots: Slots) -> "SeedMeasurements":
-        """Nothing was measured."""
-        nothing = torch.full_like(slots.alpha, _NAN)
-        return cls(contribution=nothing, health=nothing)
+        """No measurements."""
+        nan = torch.full_like(slots.alpha, _NAN)
+        return cls(contribution=nan, health=nan)
 
 
 @dataclass(frozen=True)
 class Events:
-    """What one call did."""
+    """The changes of stage in one call."""
 
-    entered: Tensor  # bool [envs, slots, stages]: the stages each slot entered, possibly several in a row
+    entered: Tensor  # bool [envs, slots, stages]: the stages that each slot entered, possibly several
 
     def into(self, stage: Stage) -> Tensor:
-        """Where a slot entered `stage`: bool [envs, slots]."""
+        """Whether each slot entered `stage`: bool [envs, slots]."""
         return self.entered[..., int(stage)]

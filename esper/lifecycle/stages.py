@@ -9,11 +9,11 @@ class Stage(IntEnum):
 
     DORMANT = 0  # the slot is empty
     GERMINATED = 1  # grafted, not yet in the forward pass
-    TRAINING = 2  # trains behind the host, invisible to it
-    BLENDING = 3  # alpha is between 0 and 1, moving or resting; on its way out when its target is 0
-    HOLDING = 4  # fully blended in, awaiting the verdict
-    FOSSILIZED = 5  # kept for good
-    PRUNED = 6  # removed; the slot cools down before it is free again
+    TRAINING = 2  # trains in isolation: the host's output and gradients do not change
+    BLENDING = 3  # alpha changes or stays between 0 and 1; blending out if its target is 0
+    HOLDING = 4  # fully blended in, until it is fossilised or pruned
+    FOSSILIZED = 5  # permanent
+    PRUNED = 6  # removed; the slot is free again after the cooldown
 
 
 TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
@@ -26,11 +26,11 @@ TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     Stage.PRUNED: frozenset({Stage.DORMANT}),
 }
 
-NEXT: Mapping[Stage, Stage] = {  # where advancing leads
+NEXT: Mapping[Stage, Stage] = {  # the stage that ADVANCE leads to
     Stage.GERMINATED: Stage.TRAINING,
     Stage.TRAINING: Stage.BLENDING,
     Stage.BLENDING: Stage.HOLDING,
 }
 
-LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)  # undecided: may still be pruned
-OCCUPIED = (*LIVE, Stage.FOSSILIZED)  # there is a module in the slot
+LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)  # may still be pruned
+OCCUPIED = (*LIVE, Stage.FOSSILIZED)  # the slot has a seed

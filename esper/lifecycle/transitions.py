@@ -1,8 +1,8 @@
-"""The only ways a slot changes: an action is applied, the clock ticks, and an environment's seeds are evicted.
+"""The three functions that change slots: `apply` an action, `tick` after a step, and `evict` live seeds.
 
-A ramp of n ticks gives alpha the n values curve(1/n) ... curve(n/n): the first at once, so that it shapes the epoch
-that follows, and each further one at a tick. Zero ticks gives the target at once. A seed that is blended out is
-removed as soon as its alpha is 0.
+A ramp of n ticks sets alpha to curve(1/n) ... curve(n/n): the first value immediately, so that it affects the step
+that follows, and each further value at a tick. A ramp of zero ticks sets alpha to its target immediately. A seed that
+is blending out is removed as soon as its alpha is 0.
 """
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor
 from esper.lifecycle.actions import ActionSpace, Op
 from esper.lifecycle.alpha import ramp
 from esper.lifecycle.masks import allowed_slots
-from esper.lifecycle.rules import Rules, may_leave
+from esper.lifecycle.rules import Rules, passes_gate
 from esper.lifecycle.slots import Events, SeedMeasurements, Slots
 from esper.lifecycle.stages import NEXT, Stage
 
 
 def apply(slots: Slots, action: Tensor, space: ActionSpace, rules: Rules) -> tuple[Slots, Events]:
-    """Carry out one action in each environment; `action` is int64 [envs, heads]. An illegal one raises."""
+    """Apply one action in each environment; `action` is int64 [envs, heads]. An illegal action raises ValueError."""
     decision = space.decode(action)
     chosen = torch.arange(slots.stage.shape[1], device=action.device) == decision.slot.unsqueeze(1)
     at: dict[Op, Tensor] = {op: chosen & (decision.op == op).unsqueeze(1) for op in space.ops if op is not Op.WAIT}
@@ -46,21 +46,21 @@ def apply(slots: Slots, action: Tensor, space: ActionSpace, rules: Rules) -> tup
         update.start_ramp(change, target, each_slot(decision.alpha_speed), each_slot(decision.alpha_curve))
     if Op.PRUNE in at:
         fading = at[Op.PRUNE] & (slots.alpha > 0)
-        gone = torch.zeros_like(slots.alpha)
-        update.start_ramp(fading, gone, each_slot(decision.alpha_speed), each_slot(decision.alpha_curve))
+        zero = torch.zeros_like(slots.alpha)
+        update.start_ramp(fading, zero, each_slot(decision.alpha_speed), each_slot(decision.alpha_curve))
         update.enter(fading & (slots.stage == Stage.HOLDING) & (update.slots.alpha > 0), Stage.BLENDING)
         update.remove(at[Op.PRUNE] & (update.slots.alpha == 0), rules)
     if Op.FOSSILIZE in at:
         update.enter(at[Op.FOSSILIZE], Stage.FOSSILIZED)
-    if space.auto_advance:  # a seed without a dwell time trains in the very epoch it germinates before
-        update.advance((update.slots.stage == Stage.GERMINATED) & may_leave(update.slots, rules))
+    if space.auto_advance:  # without a dwell time, a seed trains in the step that follows its germination
+        update.advance((update.slots.stage == Stage.GERMINATED) & passes_gate(update.slots, rules))
     return update.slots, update.events
 
 
 def tick(slots: Slots, measured: SeedMeasurements, space: ActionSpace, rules: Rules) -> tuple[Slots, Events]:
-    """One epoch has passed and was measured."""
-    update = _SlotUpdate(_aged(slots, measured))
-    due = update.slots.in_stage(NEXT) & may_leave(update.slots, rules)  # judged as it was during the epoch
+    """Advance the clock by one step, with the measurements of that step."""
+    update = _SlotUpdate(_age_slots(slots, measured))
+    due = update.slots.in_stage(NEXT) & passes_gate(update.slots, rules)  # gates apply to the state during the step
     update.step_ramps(update.slots.moving)
     if space.auto_advance:
         update.advance(due)
@@ -70,14 +70,14 @@ def tick(slots: Slots, measured: SeedMeasurements, space: ActionSpace, rules: Ru
 
 
 def evict(slots: Slots, envs: Tensor, rules: Rules) -> tuple[Slots, Events]:
-    """Remove every live seed of some environments at once, whatever its age or alpha; `envs` is bool [envs]."""
+    """Remove all live seeds of some environments, independent of age and alpha; `envs` is bool [envs]."""
     update = _SlotUpdate(slots)
     update.remove(slots.live & envs.unsqueeze(1), rules)
     return update.slots, update.events
 
 
-def _aged(slots: Slots, measured: SeedMeasurements) -> Slots:
-    """One epoch older, with the latest measurements."""
+def _age_slots(slots: Slots, measured: SeedMeasurements) -> Slots:
+    """A copy that is one step older, with the latest measurements."""
     slots = slots.where(slots.stage != Stage.DORMANT, steps_in_stage=slots.steps_in_stage + 1)
     slots = slots.where(slots.occupied, age=slots.age + 1)
     slots = slots.where(slots.contribution_age >= 0, contribution_age=slots.contribution_age + 1)
@@ -97,7 +97,7 @@ def _refuse_illegal(slots: Slots, at: dict[Op, Tensor], space: ActionSpace, rule
 
 
 class _SlotUpdate:
-    """Slots on their way through one call, and the stages they enter meanwhile."""
+    """Collects the changes of one call: the slots so far and the stages they entered."""
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
@@ -112,7 +112,7 @@ class _SlotUpdate:
         self._entered[..., stage] |= mask
 
     def advance(self, mask: Tensor) -> None:
-        """Each slot in `mask` moves to its next stage."""
+        """Move each slot in `mask` to its next stage."""
         before = self.slots.stage
         for stage, following in NEXT.items():
             self.enter(mask & (before == stage), following)
@@ -132,7 +132,7 @@ class _SlotUpdate:
 
     def remove(self, mask: Tensor, rules: Rules) -> None:
         self.enter(mask, Stage.PRUNED)
-        self.slots = self.slots.cleared(mask)
+        self.slots = self.slots.clear(mask)
         if rules.cooldown == 0:
             self.free(mask)
 

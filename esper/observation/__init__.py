@@ -1,4 +1,4 @@
-"""What a controller sees."""
+"""Observations: the feature table, and the view that features are computed from."""
 
 from esper.observation.features import BASE, BASE_WIDTH, PER_SLOT, SLOT_WIDTH, Feature
 from esper.observation.observation import Observation, PolicyInputs, observe

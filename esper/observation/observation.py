@@ -1,4 +1,4 @@
-"""What a controller is given: features, masks and the view they are made from."""
+"""Observations: features, masks and the view that features are computed from."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PolicyInputs:
-    """What a network reads."""
+    """The inputs of a policy network."""
 
     base: Tensor  # float32 [envs, base features]
-    slots: Tensor  # float32 [envs, slots, features of a slot]
-    blueprints: Tensor  # int64 [envs, slots], 0 for none, else 1 + index into the space's blueprints
+    slots: Tensor  # float32 [envs, slots, slot features]
+    blueprints: Tensor  # int64 [envs, slots], 0 for no seed, else 1 + index into ActionSpace.blueprints
     masks: Masks
 
     def to(self, device: torch.device) -> "PolicyInputs":
@@ -31,17 +31,17 @@ class PolicyInputs:
 
 @dataclass(frozen=True)
 class Observation(PolicyInputs):
-    """What a controller is given. Networks read the inputs; hand-written rules may read the view."""
+    """The input of a controller. Policy networks read PolicyInputs; rule-based controllers may read the view."""
 
     view: View
 
     def rows(self, index: slice) -> "Observation":
-        """What is seen of some environments."""
+        """The observation of some environments."""
         return _rows(self, index)
 
 
 def _rows(values: T, index: slice) -> T:
-    """A dataclass of tensors [envs, ...], with only some of the environments."""
+    """A copy of a dataclass of tensors [envs, ...] with only the environments of `index`."""
     changed: dict[str, object] = {}
     for field in fields(values):  # type: ignore[arg-type]  # T is a dataclass
         value = getattr(values, field.name)
@@ -55,7 +55,7 @@ def _rows(values: T, index: slice) -> T:
 
 
 def observe(view: View, masks: Masks) -> Observation:
-    """The observation of a view."""
+    """Compute the observation of a view."""
     return Observation(
         base=torch.cat([feature.make(view) for feature in BASE], -1),
         slots=torch.cat([feature.make(view) for feature in PER_SLOT], -1),

@@ -1,4 +1,4 @@
-"""What is known of a run at one moment: the measurements, and the history that features are made from."""
+"""The state that features are computed from: latest measurements and a short history."""
 
 from dataclasses import dataclass, fields
 
@@ -7,71 +7,71 @@ from torch import Tensor
 
 from esper.lifecycle import Op, Slots
 
-HISTORY = 5  # past losses and scores that are shown
+HISTORY = 5  # losses and scores that a view holds, the latest included
 
 
 @dataclass(frozen=True)
 class HostMeasurements:
-    """One moment's figures. What was not measured is NaN."""
+    """The measurements of one step. NaN means not measured."""
 
     train_loss: Tensor  # [envs]
-    train_accuracy: Tensor  # [envs], a share
+    train_accuracy: Tensor  # [envs], 0 to 1
     loss: Tensor  # [envs], validation
-    accuracy: Tensor  # [envs], validation, a share
-    score: Tensor  # [envs], what counts: accuracy in points, or bits per byte times -100
-    gradient_norm: Tensor  # [envs], host, before clipping
+    accuracy: Tensor  # [envs], validation, 0 to 1
+    score: Tensor  # [envs], accuracy in points, or bits per byte times -100
+    gradient_norm: Tensor  # [envs], of the host, before clipping
     health: Tensor  # [envs], of the host's gradients
-    parameters: Tensor  # [envs], of the host and the seeds that count
-    flops: Tensor  # [envs] float64, spent since the episode began
+    parameters: Tensor  # [envs], of the host and its seeds; after the last step, only of committed seeds
+    flops: Tensor  # float64 [envs], since the start of the episode
     contribution: Tensor  # [envs, slots], score with the seed minus score without it
-    progress: Tensor  # [envs, slots], score gained since the seed germinated
+    progress: Tensor  # [envs, slots], change of the score since the seed germinated
     seed_gradient_norm: Tensor  # [envs, slots]
     seed_health: Tensor  # [envs, slots]
-    isolated_gain: Tensor  # [envs, slots], how much lower the loss would be with a seed that trains behind the host
+    isolated_gain: Tensor  # [envs, slots], training loss minus the loss with the isolated seed
 
     def where(self, envs: Tensor, other: "HostMeasurements") -> "HostMeasurements":
-        """Another's figures for the environments in `envs` [envs], these for the rest."""
-        merge_provenance = {}
+        """The measurements of `other` where `envs`, bool [envs], is true, else these."""
+        merged = {}
         for field in fields(self):
             mine, others = getattr(self, field.name), getattr(other, field.name)
-            merge_provenance[field.name] = torch.where(envs if mine.ndim == 1 else envs.unsqueeze(1), others, mine)
-        return HostMeasurements(**merge_provenance)
+            merged[field.name] = torch.where(envs if mine.ndim == 1 else envs.unsqueeze(1), others, mine)
+        return HostMeasurements(**merged)
 
 
 @dataclass(frozen=True)
 class View:
-    """Everything features are made from; tensors on the CPU."""
+    """Everything that features are computed from; tensors on the CPU."""
 
-    step: int
-    steps: int
+    step: int  # finished steps of the episode
+    steps: int  # of the whole episode
     slots: Slots
     now: HostMeasurements
-    losses: Tensor  # [envs, HISTORY], validation, latest last; NaN before the first
+    losses: Tensor  # [envs, HISTORY], validation, latest last; NaN where there are fewer
     scores: Tensor  # [envs, HISTORY]
-    best: Tensor  # [envs], best score so far
-    stale: Tensor  # [envs], steps since it was reached
+    best: Tensor  # [envs], highest score so far
+    stale: Tensor  # [envs], steps since the highest score
     host_parameters: Tensor  # [envs]
     seed_parameters: Tensor  # [envs, slots]
-    last_op: Tensor  # int64 [envs], Op value; -1 before the first action
-    last_slot: Tensor  # int64 [envs]; -1 where the last op used none
-    rollback: Tensor  # bool [envs], in the last step
+    last_op: Tensor  # int64 [envs], Op value; -1 before the first step
+    last_slot: Tensor  # int64 [envs]; -1 where the last op used no slot
+    rollback: Tensor  # bool [envs], whether the last step ended in a rollback
 
 
 def first_view(steps: int, slots: Slots, now: HostMeasurements, host_parameters: Tensor) -> View:
-    """Before the first action."""
-    envs, places = slots.stage.shape
+    """The view before the first action."""
+    envs, slot_count = slots.stage.shape
     past = torch.full((envs, HISTORY), torch.nan)
     return View(
         step=0,
         steps=steps,
         slots=slots,
         now=now,
-        losses=_shifted(past, now.loss),
-        scores=_shifted(past, now.score),
+        losses=_append(past, now.loss),
+        scores=_append(past, now.score),
         best=now.score,
         stale=torch.zeros(envs),
         host_parameters=host_parameters,
-        seed_parameters=torch.zeros(envs, places),
+        seed_parameters=torch.zeros(envs, slot_count),
         last_op=torch.full((envs,), -1),
         last_slot=torch.full((envs,), -1),
         rollback=torch.zeros(envs, dtype=torch.bool),
@@ -81,15 +81,15 @@ def first_view(steps: int, slots: Slots, now: HostMeasurements, host_parameters:
 def next_view(
     view: View, slots: Slots, now: HostMeasurements, seed_parameters: Tensor, op: Tensor, slot: Tensor, rollback: Tensor
 ) -> View:
-    """After a step."""
+    """The view after a step."""
     better = now.score > view.best
     return View(
         step=view.step + 1,
         steps=view.steps,
         slots=slots,
         now=now,
-        losses=_shifted(view.losses, now.loss),
-        scores=_shifted(view.scores, now.score),
+        losses=_append(view.losses, now.loss),
+        scores=_append(view.scores, now.score),
         best=torch.maximum(view.best, now.score),
         stale=torch.where(better, torch.zeros_like(view.stale), view.stale + 1),
         host_parameters=view.host_parameters,
@@ -100,5 +100,6 @@ def next_view(
     )
 
 
-def _shifted(past: Tensor, latest: Tensor) -> Tensor:
+def _append(past: Tensor, latest: Tensor) -> Tensor:
+    """Drop the oldest column and append `latest` [envs]."""
     return torch.cat([past[:, 1:], latest.unsqueeze(1)], 1)

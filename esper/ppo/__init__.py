@@ -1,4 +1,4 @@
-"""How the policy learns."""
+"""Proximal policy optimisation (PPO): rollouts, advantages, losses, updates and checkpoints."""
 
 from esper.ppo.checkpoint import (
     LAST,

@@ -1,6 +1,6 @@
-"""Checkpoints: plain data, written whole or not at all, and refused by name where they do not fit.
+"""Checkpoints: plain data, written atomically, and checked against the run that loads them.
 
-Besides what Lightning saves (weights, normalisers and the optimizer's state), each has an entry `esper`, the
+Lightning saves weights, normalisers and the optimizer's state. The entry `esper` is added to them: see
 `CheckpointMetadata`.
 """
 
@@ -26,7 +26,7 @@ LAST, BEST = "last.ckpt", "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the old file and then takes its place, so that a kill at any moment leaves one that can be read."""
+    """Writes a temporary file and then renames it, so that a readable file is left if the process is killed."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         target = Path(path)
@@ -41,62 +41,67 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as it was read."""
+    """The content of a checkpoint file."""
 
     metadata: CheckpointMetadata
     state_dict: Mapping[str, Tensor]
     optimizer_states: Sequence[dict[str, Any]]
-    callbacks: Mapping[str, Any]  # what callbacks have saved, by their state key
+    callbacks: Mapping[str, Any]  # the callbacks' states, by state key
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads plain data only; nothing in the file is executed."""
+    """Read a checkpoint with `weights_only=True`: no code in the file is executed."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise ValueError(f"{path}: there is no checkpoint.") from None
+        raise ValueError(f"{path}: the checkpoint does not exist.") from None
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
-        raise ValueError(f"{path}: is no checkpoint that can be read; it is cut off, or of another program.") from None
-    if not isinstance(found, dict) or "esper" not in found:
-        raise ValueError(f"{path}: is a checkpoint, but not of esper.")
+        raise ValueError(f"{path}: is not a readable checkpoint; it is truncated, or of another program.") from None
+    if not isinstance(content, dict) or "esper" not in content:
+        raise ValueError(f"{path}: is a checkpoint, but not of esper: it has no entry esper.")
     try:
-        metadata = CheckpointMetadata.from_dict(found["esper"])
+        metadata = CheckpointMetadata.from_dict(content["esper"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}.") from None
-    return Checkpoint(metadata, found["state_dict"], found.get("optimizer_states", []), found.get("callbacks", {}))
+    return Checkpoint(
+        metadata, content["state_dict"], content.get("optimizer_states", []), content.get("callbacks", {})
+    )
 
 
 def check_fits(saved: CheckpointMetadata, module: PPO, path: Path) -> None:
-    """Refuse a checkpoint of another network, by the key that differs."""
+    """Raise a ValueError that names the size or the part of the layout in which the checkpoint differs."""
     for key, size in module.policy.sizes.items():
         if saved.sizes[key] != size:
             raise ValueError(f"policy.{key}={size}: the checkpoint {path} has {saved.sizes[key]}.")
-    then = saved.layout.to_dict()
+    saved_layout = saved.layout.to_dict()
     for key, value in module.policy.layout.to_dict().items():
-        if then[key] != value:
-            raise ValueError(f"{key}: this run has {value}, but the checkpoint {path} {then[key]}.")
+        if saved_layout[key] != value:
+            raise ValueError(f"{key}: this run has {value}, but the checkpoint {path} has {saved_layout[key]}.")
 
 
 def restore_module(module: PPO, path: Path) -> Mapping[str, Any]:
-    """Restore a module from a checkpoint; returns what callbacks have saved."""
-    found = read_checkpoint(path)
-    check_fits(found.metadata, module, path)
-    module.load_state_dict(found.state_dict)
-    module.optimizer_state = found.optimizer_states[0]
-    module.counters = found.metadata.counters
-    module.start_cost = found.metadata.start_cost
-    if found.metadata.generator is not None:
-        torch.set_rng_state(found.metadata.generator)
-    return found.callbacks
+    """Restore a module from a checkpoint and return the callbacks' states.
+
+    The loaded weights are copied into the module and then freed, so that they are not in memory twice.
+    """
+    checkpoint = read_checkpoint(path)
+    check_fits(checkpoint.metadata, module, path)
+    module.load_state_dict(checkpoint.state_dict)
+    module.optimizer_state = checkpoint.optimizer_states[0]
+    module.counters = checkpoint.metadata.counters
+    module.start_cost = checkpoint.metadata.start_cost
+    if checkpoint.metadata.generator is not None:
+        torch.set_rng_state(checkpoint.metadata.generator)
+    return checkpoint.callbacks
 
 
 class CheckpointCallback(Callback):
-    """Keeps the last and the best.
+    """Saves `last.ckpt` and `best.ckpt`.
 
     Arguments:
-        directory: where
-        every: rounds between saves; the end of a run is saved as well
-        best: the metric whose highest value is kept as the best; None keeps none
+        directory: directory of the checkpoints
+        every: rounds between saves of `last.ckpt`; it is also saved when the run ends
+        best: metric whose highest value is saved as `best.ckpt`; None saves no best
     """
 
     def __init__(self, directory: str | Path, *, every: int, best: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Rounds of episodes as a LightningDataModule: each epoch of the trainer plays one round with the policy as it is."""
+"""Rounds as a LightningDataModule: each Lightning epoch runs one round with the current policy."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from esper.ppo.rollout import Rollout
 
 
 class StepResult(Protocol):
-    """What comes of a decision: the observation after it, and [envs] each of reward, terminated and truncated."""
+    """The result of one step: the next observation, and reward, terminated and truncated, [envs] each."""
 
     @property
     def observation(self) -> PolicyInputs: ...
@@ -33,7 +33,11 @@ class StepResult(Protocol):
 
 
 class VectorEnv(Protocol):
-    """N episodes side by side, of at most `steps` steps; those that are over keep their last observation."""
+    """N episodes that run in parallel, each of at most `steps` steps.
+
+    An episode that has ended keeps its last observation. `outcome` has the final results [envs] of the episodes by
+    name; `effort` has seconds by phase, and `samples`, the training samples of the hosts.
+    """
 
     layout: Layout
     name: str
@@ -54,7 +58,7 @@ class VectorEnv(Protocol):
 
 
 class RoundListener(Protocol):
-    """Is told of every round as it is played; must not change anything."""
+    """Receives every step of every round; must not change anything."""
 
     def on_round_start(self, kind: str, episode_seeds: Sequence[int], steps: int) -> None: ...
 
@@ -64,35 +68,39 @@ class RoundListener(Protocol):
 
 
 class StoppedError(Exception):
-    """Someone asked the run to stop; no round is half done by it."""
+    """The run was requested to stop; raised between two steps or two rounds, before an update."""
 
 
 class RoundLoader:
-    """A dataloader with a length, without which Lightning would fetch ahead: a round of a policy not yet updated."""
+    """A dataloader of rounds, each run when it is fetched.
 
-    def __init__(self, plays: Sequence[Callable[[], Rollout]]) -> None:
-        self._plays = plays
+    It has a length, so that Lightning does not prefetch: a prefetched round would use the policy before its update.
+    """
+
+    def __init__(self, rounds: Sequence[Callable[[], Rollout]]) -> None:
+        self._rounds = rounds
 
     def __len__(self) -> int:
-        return len(self._plays)
+        return len(self._rounds)
 
     def __iter__(self) -> Iterator[Rollout]:
-        for play in self._plays:
-            yield play()
+        for run_round in self._rounds:
+            yield run_round()
 
 
 class Collector(LightningDataModule):
-    """Plays episodes with the policy of the module that is being trained.
+    """Runs episodes with the policy of the module that is being trained.
 
-    Training episode k of a run has the same seed whatever the number of environments or ranks. Validation episodes are
-    the same each time, and no training episode ever has their seeds.
+    Training episode k of a run has the same episode seed whatever the number of environments or ranks. Validation uses
+    the same episode seeds each time, which training never uses.
 
     Arguments:
-        environment: what is played
-        run_seed: that all episode seeds follow from
-        warmup: steps played before the first round, for the first statistics of observations
-        budget: decisions of the whole run; it ends before a round that might pass them. None is no limit
-        watchers: told of every round
+        environment: the episodes that run in parallel
+        run_seed: all episode seeds are derived from it
+        warmup: steps before the first round, for the first statistics of observations
+        budget: maximum number of decisions of the whole run, which ends before a round that might exceed it; None is no
+            limit
+        listeners: receive every step of every round
     """
 
     def __init__(
@@ -108,96 +116,99 @@ class Collector(LightningDataModule):
         if warmup < 0:
             raise ValueError(f"collector.warmup={warmup}: must be at least 0.")
         self.environment, self.listeners = environment, list(listeners)
-        self.stop_reason: str | None = None  # why the run should stop, said by whoever wants it to
+        self.stop_reason: str | None = None  # set it to stop the run
         self._run_seed, self._warmup, self._budget = run_seed, warmup, budget
-        self._most = environment.envs * environment.steps  # decisions of a round
-        if budget is not None and budget < self._most:
-            raise ValueError(f"decisions={budget}: must be at least the {self._most:,} that a round may take.")
+        self._round_decisions = environment.envs * environment.steps  # at most
+        if budget is not None and budget < self._round_decisions:
+            raise ValueError(
+                f"decisions={budget}: must be at least {self._round_decisions:,}, the decisions of one round."
+            )
 
     def train_dataloader(self) -> RoundLoader:
-        return RoundLoader([self._training_round])
+        return RoundLoader([self._run_training_round])
 
     def val_dataloader(self) -> RoundLoader:
-        held_out = self._episode_seeds("validation", self._first)
+        episode_seeds = self._episode_seeds("validation", self._first_episode)
         return RoundLoader(
-            [lambda: self.run_episodes("sampled", held_out), lambda: self.run_episodes("greedy", held_out)]
+            [lambda: self.run_episodes("sampled", episode_seeds), lambda: self.run_episodes("greedy", episode_seeds)]
         )
 
     def transfer_batch_to_device(self, batch: Rollout, device: torch.device, dataloader_idx: int) -> Rollout:
         return batch.to(device)
 
     def run_episodes(self, kind: str, episode_seeds: Sequence[int]) -> Rollout:
-        """Whole episodes of the given seeds; `greedy` without chance."""
-        module, world = self._module, self.environment
-        if module.policy.layout != world.layout:
-            raise ValueError("policy: was built for other slots, heads or features than the environment has.")
+        """Run one whole episode per seed; `kind` is training, sampled or greedy (the most likely actions)."""
+        module, env = self._module, self.environment
+        if module.policy.layout != env.layout:
+            raise ValueError("policy: its slots, heads and features must be those of the environment.")
         controller = PolicyController(module.policy, greedy=kind == "greedy")
         for listener in self.listeners:
-            listener.on_round_start(kind, episode_seeds, world.steps)
-        clock = {"environment": 0.0, "policy": 0.0}
-        began = time.perf_counter()
-        observation, memory = world.reset(episode_seeds), controller.begin(episode_seeds)
-        clock["environment"] += time.perf_counter() - began
-        rollout = Rollout.empty(list(episode_seeds), world.steps, world.layout, module.policy.begin(len(episode_seeds)))
+            listener.on_round_start(kind, episode_seeds, env.steps)
+        seconds = {"environment": 0.0, "policy": 0.0}
+        started = time.perf_counter()
+        observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
+        seconds["environment"] += time.perf_counter() - started
+        rollout = Rollout.empty(list(episode_seeds), env.steps, env.layout, module.policy.begin(len(episode_seeds)))
         rollout.kind = kind
         alive = torch.ones(len(episode_seeds), dtype=torch.bool)
-        for step in range(world.steps):
+        for step in range(env.steps):
             if kind == "training":
-                self._pause()
-            began = time.perf_counter()
-            choice, memory = controller.decide(observation, memory)
+                self._check_stop()
+            started = time.perf_counter()
+            decision, memory = controller.decide(observation, memory)
             if step:
-                rollout.next_value[:, step - 1] = choice.value
-            rollout.write(step, choice, alive)
-            action = choice.action.cpu()
-            decided = time.perf_counter()
-            paid = world.step(action)
-            clock["policy"] += decided - began
-            clock["environment"] += time.perf_counter() - decided
+                rollout.next_value[:, step - 1] = decision.value
+            rollout.write_decision(step, decision, alive)
+            action = decision.action.cpu()
+            env_started = time.perf_counter()
+            result = env.step(action)
+            seconds["policy"] += env_started - started
+            seconds["environment"] += time.perf_counter() - env_started
             for listener in self.listeners:
-                listener.on_step(action, paid)
-            observation = paid.observation
-            cut = paid.truncated if step + 1 < world.steps else ~paid.terminated
-            rollout.pay(step, paid.reward, paid.terminated, cut)
-            alive = alive & ~(paid.terminated | cut)
+                listener.on_step(action, result)
+            observation = result.observation
+            truncated = result.truncated if step + 1 < env.steps else ~result.terminated
+            rollout.write_result(step, result.reward, result.terminated, truncated)
+            alive = alive & ~(result.terminated | truncated)
             if not alive.any():
                 break
-        choice, _ = controller.decide(observation, memory)
-        rollout.next_value[:, step] = choice.value
-        effort = world.effort()
+        decision, _ = controller.decide(observation, memory)
+        rollout.next_value[:, step] = decision.value
+        effort = env.effort()
         rollout.samples = effort.pop("samples", 0.0)
-        rollout.outcome, rollout.seconds = world.outcome(), {**clock, **effort}
+        rollout.outcome, rollout.seconds = env.outcome(), {**seconds, **effort}
         for listener in self.listeners:
             listener.on_round_end(rollout)
         return rollout
 
     def budget_exhausted(self, decisions: int) -> bool:
-        """Whether another round might pass the budget."""
-        return self._budget is not None and decisions + self._most * world_size() > self._budget
+        """Whether another round might exceed the budget."""
+        return self._budget is not None and decisions + self._round_decisions * world_size() > self._budget
 
-    def _training_round(self) -> Rollout:
-        self._pause_together()
+    def _run_training_round(self) -> Rollout:
+        self._check_stop_on_all_ranks()
         module = self._module
         if self._warmup and not module.policy.base_statistics.count:
             self._warm_up()
-        return self.run_episodes("training", self._episode_seeds("training", module.counters.episodes + self._first))
+        start = module.counters.episodes + self._first_episode
+        return self.run_episodes("training", self._episode_seeds("training", start))
 
     def _warm_up(self) -> None:
-        """Fold what the untrained policy sees into the observation statistics."""
-        module, world = self._module, self.environment
-        episode_seeds = self._episode_seeds("warm-up", self._first)
+        """Add the observations of the untrained policy to the observation statistics."""
+        module, env = self._module, self.environment
+        episode_seeds = self._episode_seeds("warm-up", self._first_episode)
         controller, policy = PolicyController(module.policy, greedy=False), module.policy
-        observation, memory = world.reset(episode_seeds), controller.begin(episode_seeds)
+        observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
         device, alive = memory.state[0].device, torch.ones(len(episode_seeds), dtype=torch.bool)
         total = torch.zeros((), device=device)
-        for _ in range(min(self._warmup, world.steps)):
-            self._pause()
-            choice, memory = controller.decide(observation, memory)
-            seen, those = choice.inputs, alive.to(device).unsqueeze(1)
-            total = total + policy.moments(seen.base.unsqueeze(1), seen.slots.unsqueeze(1), those)
-            paid = world.step(choice.action.cpu())
-            observation = paid.observation
-            alive = alive & ~(paid.terminated | paid.truncated)
+        for _ in range(min(self._warmup, env.steps)):
+            self._check_stop()
+            decision, memory = controller.decide(observation, memory)
+            inputs, valid = decision.inputs, alive.to(device).unsqueeze(1)
+            total = total + policy.moments(inputs.base.unsqueeze(1), inputs.slots.unsqueeze(1), valid)
+            result = env.step(decision.action.cpu())
+            observation = result.observation
+            alive = alive & ~(result.terminated | result.truncated)
             if not alive.any():
                 break
         policy.fold(reduce_sum(total))
@@ -208,20 +219,20 @@ class Collector(LightningDataModule):
             for index in range(self.environment.envs)
         ]
 
-    def _pause(self) -> None:
-        """Where a run may be stopped: nothing is half learned. One rank alone must not leave the others waiting."""
+    def _check_stop(self) -> None:
+        """Stop here if requested, but not with several ranks: the others would wait for this one."""
         if self.stop_reason is not None and world_size() == 1:
             raise StoppedError(self.stop_reason)
 
-    def _pause_together(self) -> None:
-        """Where several ranks may be stopped, all or none."""
-        asked = reduce_sum(torch.tensor(float(self.stop_reason is not None), device=self._module.device))
-        if asked:
+    def _check_stop_on_all_ranks(self) -> None:
+        """Stop all ranks here if a stop was requested on any of them."""
+        requests = reduce_sum(torch.tensor(float(self.stop_reason is not None), device=self._module.device))
+        if requests:
             raise StoppedError(self.stop_reason or "another rank")
 
     @property
-    def _first(self) -> int:
-        """Index of this rank's first episode among those of all ranks."""
+    def _first_episode(self) -> int:
+        """Index of this rank's first episode in a round of all ranks."""
         assert self.trainer is not None
         return self.trainer.global_rank * self.environment.envs
 

@@ -1,4 +1,4 @@
-"""What all ranks of a distributed run must hold alike; on a single process everything is as it is."""
+"""Reductions over the ranks of a distributed run; in a single process they return their argument."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 
 
 class RankLostError(RuntimeError):
-    """Another process of a distributed run is gone."""
+    """Another process of a distributed run has ended."""
 
 
 def world_size() -> int:
@@ -19,17 +19,17 @@ def world_size() -> int:
 
 @contextmanager
 def detect_lost_rank() -> Iterator[None]:
-    """What goes wrong inside because another rank is gone is told as that."""
+    """Raise a RankLostError for a communication error inside that is due to another rank's end."""
     try:
         yield
     except RuntimeError as error:
-        if world_size() > 1 and any(sign in str(error) for sign in LOST):
-            raise RankLostError("another process of this run is gone, so it ends here") from error
+        if world_size() > 1 and any(message in str(error) for message in LOST):
+            raise RankLostError("another process of this run has ended, so this one ends too") from error
         raise
 
 
 def reduce_sum(values: Tensor) -> Tensor:
-    """The sum over all ranks, on each of them."""
+    """The sum over all ranks, returned on each rank."""
     if world_size() == 1:
         return values
     total = values.detach().clone()
@@ -38,18 +38,18 @@ def reduce_sum(values: Tensor) -> Tensor:
 
 
 def reduce_max(values: Tensor) -> Tensor:
-    """The largest over all ranks, element by element."""
+    """The element-wise maximum over all ranks, returned on each rank."""
     if world_size() == 1:
         return values
-    most = values.detach().clone()
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return most
+    largest = values.detach().clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest
 
 
 def reduce_mean(values: Tensor) -> Tensor:
-    """The sum over all ranks divided by their number.
+    """The mean over all ranks, returned on each rank.
 
-    A loss summed here and divided by this share of a count becomes, once gradients are averaged over ranks, the mean
-    over everything that was counted anywhere.
+    Divide a rank's summed loss by the mean of the ranks' counts: once gradients are averaged over ranks, the loss is
+    the mean over the elements of all ranks.
     """
     return reduce_sum(values) / world_size()

@@ -18,13 +18,13 @@ def gae(
     """Advantages, one row per environment; returns are advantages + values.
 
     All tensors are [envs, steps]. `next_values` is V of the observation after the action, so a truncated step
-    bootstraps from it and a terminated one does not; neither passes advantage on from the episode behind it.
+    bootstraps from it and a terminated one does not; advantages of later steps in the row do not pass either.
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * lam * ~(terminated | truncated)
     advantages = torch.empty_like(deltas)
-    following = torch.zeros_like(deltas[:, 0])
+    advantage = torch.zeros_like(deltas[:, 0])
     for step in reversed(range(deltas.shape[1])):
-        following = deltas[:, step] + carry[:, step] * following
-        advantages[:, step] = following
+        advantage = deltas[:, step] + carry[:, step] * advantage
+        advantages[:, step] = advantage
     return advantages

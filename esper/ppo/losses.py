@@ -1,7 +1,7 @@
-"""The parts of PPO's loss as sums over steps, and the figures that say how an update goes.
+"""The parts of PPO's loss, as sums over steps, and their diagnostics.
 
-Losses come as sums, so that a minibatch may be worked off in chunks and over ranks; whoever calls divides by how much
-was counted in all. Where nothing counts, sums are 0 and so are the means made from them.
+Losses are sums, so that a minibatch may be split into chunks and over ranks; the caller divides by the count of the
+whole minibatch. A sum over no step is 0, and so is its mean.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LOG_RATIO_BOUND = (
-    20.0  # exp(20) is 5e8: far beyond any clip, and its square is still finite in float32 (exp(88) is not)
-)
+# exp(20) is 5e8: far beyond any clip range, and its square is still finite in float32 (that of exp(88) is not)
+LOG_RATIO_BOUND = 20.0
 
 
 @dataclass(frozen=True)
@@ -21,69 +20,68 @@ class Surrogate:
 
     loss: Tensor  # [heads], of -min(r A, clip(r) A)
     kl: Tensor  # [heads], of the estimate (r - 1) - log r
-    clipped: Tensor  # [heads], how many ratios lay outside the clip range
-    largest: Tensor  # [], the largest ratio of an active head; 1 without one
-    smallest: Tensor  # []
+    clipped: Tensor  # [heads], number of ratios outside the clip range
+    ratio_max: Tensor  # [], over active heads; 1 if none is active
+    ratio_min: Tensor  # []
 
 
-def surrogate(log_prob: Tensor, old: Tensor, advantages: Tensor, active: Tensor, *, clip: float) -> Surrogate:
-    """The clipped surrogate of each head, over the steps where it took part and had a choice.
+def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, active: Tensor, *, clip: float) -> Surrogate:
+    """The clipped surrogate objective of each head, over the steps where it is active.
 
-    log_prob, old, active: [steps, heads]; advantages: [steps]; all on one device, where the sums stay.
+    log_prob, old_log_prob, active: [steps, heads]; advantages: [steps]; all on one device, where the sums stay.
     """
-    log_ratio = (log_prob - old).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    log_ratio = (log_prob - old_log_prob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     log_ratio = torch.where(active, log_ratio, 0.0)
     ratio = log_ratio.exp()
-    gains = advantages.unsqueeze(-1)
-    loss = -torch.minimum(ratio * gains, ratio.clamp(1 - clip, 1 + clip) * gains)
+    by_head = advantages.unsqueeze(-1)
+    loss = -torch.minimum(ratio * by_head, ratio.clamp(1 - clip, 1 + clip) * by_head)
     kl = (ratio - 1) - log_ratio
     outside = (ratio - 1).abs() > clip
-    seen = ratio.detach()
+    detached = ratio.detach()
     return Surrogate(
         loss=torch.where(active, loss, 0.0).sum(0),
         kl=kl.detach().sum(0),
         clipped=(outside & active).sum(0),
-        largest=seen.amax() if seen.numel() else seen.new_ones(()),
-        smallest=seen.amin() if seen.numel() else seen.new_ones(()),
+        ratio_max=detached.amax() if detached.numel() else detached.new_ones(()),
+        ratio_min=detached.amin() if detached.numel() else detached.new_ones(()),
     )
 
 
-def value_loss(values: Tensor, old: Tensor, returns: Tensor, valid: Tensor, *, kind: str, bound: float) -> Tensor:
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, valid: Tensor, *, kind: str, bound: float
+) -> Tensor:
     """The critic's loss, summed over valid steps; all tensors are of one shape, in units of the return scale.
 
-    `clipped` is the worse of two squares: of the value, and of the value held within `bound` of the old one. `huber`
-    is square up to `bound` and straight beyond. `squared` knows no bound.
+    `clipped` is the larger of two squared errors: of the value, and of the value clipped to `bound` around the old
+    one. `huber` is quadratic up to `bound` and linear beyond. `squared` does not use `bound`.
     """
     if kind == "huber":
         loss = F.huber_loss(values, returns, delta=bound, reduction="none")
     elif kind == "clipped":
-        held = old + (values - old).clamp(-bound, bound)
-        loss = 0.5 * torch.maximum((values - returns).square(), (held - returns).square())
+        clipped = old_values + (values - old_values).clamp(-bound, bound)
+        loss = 0.5 * torch.maximum((values - returns).square(), (clipped - returns).square())
     else:
         loss = 0.5 * (values - returns).square()
     return torch.where(valid, loss, 0.0).sum()
 
 
 def masked_mean(total: Tensor, count: Tensor) -> Tensor:
-    """A sum by its count; exactly 0 where nothing was counted."""
+    """A sum divided by its count; exactly 0 where the count is 0."""
     return torch.where(count > 0, total / torch.where(count > 0, count, 1.0), 0.0)
 
 
-def normalised(advantages: Tensor, mean: Tensor, std: Tensor, *, min_std: float) -> Tensor:
-    """Advantages in standard deviations from their mean; a deviation counts at least `least`."""
+def normalise(advantages: Tensor, mean: Tensor, std: Tensor, *, min_std: float) -> Tensor:
+    """Advantages in standard deviations from their mean; the standard deviation is clamped to at least `min_std`."""
     return (advantages - mean) / std.clamp(min=min_std)
 
 
-def explained_variance(error: Tensor, spread: Tensor) -> Tensor:
-    """The share of the returns' variance `spread` that values foretold, `error` being the variance of what is left.
-
-    It is 0 where returns do not vary.
-    """
-    return torch.where(spread > 0, 1 - error / spread.clamp(min=1e-12), 0.0)
+def explained_variance(error_variance: Tensor, return_variance: Tensor) -> Tensor:
+    """1 - Var(returns - values) / Var(returns); 0 where returns do not vary."""
+    return torch.where(return_variance > 0, 1 - error_variance / return_variance.clamp(min=1e-12), 0.0)
 
 
-def annealed(start: float, final: float | None, over: int, done: int) -> float:
-    """A value that goes from start to final in a straight line over so many rounds, and stays there."""
+def anneal(start: float, final: float | None, rounds: int, done: int) -> float:
+    """Linear from `start` to `final` over `rounds` rounds, constant afterwards; `final` None is constant."""
     if final is None:
         return start
-    return start + (final - start) * min(done / max(over, 1), 1.0)
+    return start + (final - start) * min(done / max(rounds, 1), 1.0)

@@ -1,4 +1,10 @@
-"""What a checkpoint records about itself besides weights and optimizer state."""
+"""Metadata of a checkpoint: everything besides weights and optimizer state.
+
+| version | holds |
+|---|---|
+| 1 | layout, sizes, seed, counters, compile, generator, earlier, origin |
+| 2 | the same, with start_cost instead of earlier and training instead of origin |
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,25 +14,25 @@ from torch import Tensor
 
 from esper.lifecycle import Layout
 
-VERSION = 2  # 1 was written by version 0.1 and is read
+VERSION = 2  # written; 1 is also read
 RENAMED = {"earlier": "start_cost", "origin": "training"}  # keys of version 1
 
 
 @dataclass
 class Counters:
-    """How far a run has come, over all ranks."""
+    """Progress of a run, summed over all ranks."""
 
     rounds: int = 0
     episodes: int = 0
     decisions: int = 0
     updates: int = 0  # optimizer steps
     skipped: int = 0  # minibatches with non-finite values
-    bad: int = 0  # consecutive updates with one of them
+    bad: int = 0  # consecutive updates with a skipped minibatch
 
 
 @dataclass(frozen=True)
 class TrainingHistory:
-    """How a controller was trained, in a file that is used without its run's directory."""
+    """How a controller was trained; saved in exported controllers, which are used without their run's directory."""
 
     overrides: Sequence[str]
     config: Mapping[str, Any]
@@ -38,14 +44,14 @@ class TrainingHistory:
 class CheckpointMetadata:
     """The entry `esper` of a checkpoint.
 
-    All randomness of a run follows from its seed and its counters; the state of torch's generator is kept for modules
-    of users that draw from it. Compilation does not change weights: networks are compiled in place, and a resumed run
-    compiles by its own configuration.
+    All randomness of a run is derived from its seed and its counters; the state of torch's global generator is saved
+    for user modules that draw from it. The mode of compilation is saved for information only: networks are compiled in
+    place, so weights have the same names, and a resumed run compiles by its own configuration.
     """
 
     layout: Layout
     sizes: Mapping[str, int]  # of the policy
-    seed: int
+    seed: int  # of the run
     counters: Counters
     compile: str | None = None  # mode of torch.compile
     start_cost: Mapping[str, float | None] = field(default_factory=dict)  # training cost of the controller in `start`
@@ -54,17 +60,17 @@ class CheckpointMetadata:
     version: int = VERSION
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        found = {key: value for key, value in vars(self).items() if value is not None}
-        found |= {"layout": self.layout.to_dict(), "counters": asdict(self.counters), "sizes": dict(self.sizes)}
-        found["start_cost"] = dict(self.start_cost)
+        """As plain data: numbers, strings, lists, dictionaries and tensors."""
+        data = {key: value for key, value in vars(self).items() if value is not None}
+        data |= {"layout": self.layout.to_dict(), "counters": asdict(self.counters), "sizes": dict(self.sizes)}
+        data["start_cost"] = dict(self.start_cost)
         if self.training is not None:
-            found["training"] = dict(vars(self.training))
-        return found
+            data["training"] = dict(vars(self.training))
+        return data
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "CheckpointMetadata":
-        """Refuses what is no metadata of a readable version in a sentence without a subject: "has ..."."""
+        """Read any supported version. The message of a ValueError has no subject, so that callers can name the file."""
         version = saved.get("version", 0)
         if not isinstance(version, int) or not 1 <= version <= VERSION:
             raise ValueError(f"has version {version}; this esper reads 1 to {VERSION}")

@@ -1,4 +1,4 @@
-"""PPO as a LightningModule: a batch is a whole round of episodes, a training step is a whole update."""
+"""PPO as a LightningModule: a batch is one round of episodes, a training step is one update."""
 
 import time
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from esper.controllers import Policy
 from esper.environment import gradient_health
 from esper.ppo.distributed import reduce_max, reduce_mean, reduce_sum, world_size
-from esper.ppo.losses import annealed
+from esper.ppo.losses import anneal
 from esper.ppo.metadata import CheckpointMetadata, Counters
 from esper.ppo.return_scale import ReturnScale
 from esper.ppo.rollout import Rollout
@@ -22,33 +22,33 @@ from esper.ppo.update import MinibatchMetrics, StepCounts, UpdateTargets, miniba
 from esper.rng import make_generator
 
 ADAM_EPS = 1e-5  # as in the first PPO implementations; 1e-8 makes early steps erratic
-KL_MARGIN = 1.5  # times the target, at which an update ends
-PATIENCE = 3  # updates in a row with a skipped minibatch before the run stops
+KL_MARGIN = 1.5  # an update ends when the KL exceeds this times the target
+PATIENCE = 3  # consecutive updates with a skipped minibatch before the run stops
 
 
 class DivergedError(RuntimeError):
-    """Updates keep giving losses or gradients that are not finite."""
+    """Several consecutive updates had non-finite losses or gradients."""
 
 
 @dataclass
 class UpdateStats:
-    """What an update did, over its minibatches."""
+    """Statistics of one update."""
 
-    steps: int = 0
-    skipped: int = 0
-    epochs: int = 0
-    stopped: bool = False
-    figures: dict[str, float] | None = None  # of the last minibatch that was looked at
-    norm: float = 0.0  # largest, before clipping
+    steps: int = 0  # optimizer steps
+    skipped: int = 0  # minibatches with non-finite values
+    epochs: int = 0  # passes over the round
+    stopped: bool = False  # by the KL
+    metrics: dict[str, float] | None = None  # of the last minibatch
+    norm: float = 0.0  # largest gradient norm before clipping
 
 
 class PPO(LightningModule):
-    """Learns a policy from rounds.
+    """Trains a policy on rounds of episodes.
 
     Arguments:
-        policy: the network
-        settings: of the algorithm
-        run_seed: for the order of episodes in minibatches
+        policy: the network that is trained
+        settings: settings of the algorithm
+        run_seed: the order of episodes in minibatches is derived from it
     """
 
     def __init__(self, policy: Policy, settings: PPOSettings, run_seed: int) -> None:
@@ -56,21 +56,21 @@ class PPO(LightningModule):
         unknown = set(settings.entropy_weights or {}) - set(policy.layout.head_names)
         if unknown:
             known = ", ".join(policy.layout.head_names)
-            raise ValueError(f"ppo.entropy_weights: {', '.join(sorted(unknown))} is no head; there are {known}.")
+            raise ValueError(f"ppo.entropy_weights: {', '.join(sorted(unknown))} is not a head; heads are {known}.")
         self.automatic_optimization = False
         self.policy, self.settings, self.run_seed = policy, settings, run_seed
         self.scale = ReturnScale(settings.return_momentum)
         self.counters = Counters()
-        self.start_cost: Mapping[str, float | None] = {}  # what went into the policy that this one began with
-        self.validated_round: int | None = None  # rounds done when it was last validated
-        self.latest_metrics: dict[str, float] = {}  # every figure as it was last reported
-        self.optimizer_state: dict[str, Any] | None = None  # of a checkpoint, until there is an optimizer
+        self.start_cost: Mapping[str, float | None] = {}  # training cost of the controller in `start`
+        self.validated_round: int | None = None  # the round after which it was last validated
+        self.latest_metrics: dict[str, float] = {}  # the latest value of every metric
+        self.optimizer_state: dict[str, Any] | None = None  # of a checkpoint, until the optimizer is built
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         named = [("actor", self.policy.heads), ("critic", self.policy.critic)]
         grouped = {name: list(part.parameters()) for name, part in named}
-        taken = {id(parameter) for parameters in grouped.values() for parameter in parameters}
-        grouped["shared"] = [parameter for parameter in self.policy.parameters() if id(parameter) not in taken]
+        grouped_ids = {id(parameter) for parameters in grouped.values() for parameter in parameters}
+        grouped["shared"] = [parameter for parameter in self.policy.parameters() if id(parameter) not in grouped_ids]
         decay = {"critic": self.settings.weight_decay}
         groups = [
             {"params": parameters, "weight_decay": decay.get(name, 0.0), "name": name}
@@ -81,7 +81,7 @@ class PPO(LightningModule):
             groups, lr=self.settings.lr, eps=ADAM_EPS, fused=on_cuda, foreach=None if on_cuda else True
         )
         if self.optimizer_state is not None:
-            groups_now = optimizer.state_dict()["param_groups"]  # rates and decay are this run's own
+            groups_now = optimizer.state_dict()["param_groups"]  # learning rate and weight decay are those of this run
             optimizer.load_state_dict({"state": self.optimizer_state["state"], "param_groups": groups_now})
             self.optimizer_state = None
         return optimizer
@@ -89,85 +89,87 @@ class PPO(LightningModule):
     def training_step(self, rollout: Rollout, batch_idx: int) -> dict[str, UpdateTargets]:
         started = time.perf_counter()
         targets = prepare_targets(rollout, self.policy, self.scale, self.settings)
-        tally = self._learn(rollout, targets)
+        stats = self._update(rollout, targets)
         counters = self.counters
         counters.rounds += 1
         counters.episodes += len(rollout.episode_seeds) * world_size()
         counters.decisions += int(reduce_sum(rollout.valid.sum()))
-        counters.updates += tally.steps
-        counters.skipped += tally.skipped
-        counters.bad = counters.bad + 1 if tally.skipped else 0
+        counters.updates += stats.steps
+        counters.skipped += stats.skipped
+        counters.bad = counters.bad + 1 if stats.skipped else 0
         seconds = rollout.seconds["environment"] + rollout.seconds["policy"] + time.perf_counter() - started
-        update = {
-            **(tally.figures or {}),
-            **targets.figures,
-            "health/gradient_norm": tally.norm if tally.norm else float("nan"),
+        metrics = {
+            **(stats.metrics or {}),
+            **targets.metrics,
+            "health/gradient_norm": stats.norm if stats.norm else float("nan"),
             "health/skipped": counters.skipped,
-            "policy/epochs": tally.epochs,
-            "policy/kl_stop": float(tally.stopped),
+            "policy/epochs": stats.epochs,
+            "policy/kl_stop": float(stats.stopped),
             "time/update": time.perf_counter() - started,
             "time/decisions_per_second": rollout.decisions * world_size() / seconds,
         }
         if rollout.samples:
-            update["time/samples_per_second"] = rollout.samples * world_size() / seconds
-        self.report_metrics({**round_metrics(rollout), **update})
+            metrics["time/samples_per_second"] = rollout.samples * world_size() / seconds
+        self.report_metrics({**round_metrics(rollout), **metrics})
         collector = self.trainer.datamodule  # type: ignore[attr-defined]
         if collector is not None and collector.budget_exhausted(counters.decisions):
             self.trainer.should_stop = True
         if counters.bad >= PATIENCE:
             raise DivergedError(
-                f"ppo: {PATIENCE} updates in a row met losses or gradients that are not finite; the run stops after "
+                f"ppo: {PATIENCE} consecutive updates had non-finite losses or gradients; the run stops after "
                 f"round {counters.rounds} (ppo.lr={self.settings.lr}, ppo.grad_clip={self.settings.grad_clip})."
             )
         return {"targets": targets}
 
     def validation_step(self, rollout: Rollout, batch_idx: int) -> None:
         self.validated_round = self.counters.rounds
-        figures = {
+        metrics = {
             key.split("/")[1]: value for key, value in round_metrics(rollout).items() if not key.startswith("time/")
         }
-        self.report_metrics({f"validation/{rollout.kind}_{name}": value for name, value in figures.items()})
+        self.report_metrics({f"validation/{rollout.kind}_{name}": value for name, value in metrics.items()})
 
-    def _learn(self, rollout: Rollout, targets: UpdateTargets) -> UpdateStats:
-        """Passes over the round, until they are done or the policy has moved far enough."""
-        settings, counters, tally = self.settings, self.counters, UpdateStats()
+    def _update(self, rollout: Rollout, targets: UpdateTargets) -> UpdateStats:
+        """Passes over the round, up to `epochs` or until the KL exceeds its limit."""
+        settings, counters, stats = self.settings, self.counters, UpdateStats()
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         for group in optimizer.param_groups:
-            group["lr"] = annealed(settings.lr, settings.lr_final, settings.lr_rounds, counters.rounds)
-        shuffle = make_generator("shuffle", self.run_seed, counters.rounds)
+            group["lr"] = anneal(settings.lr, settings.lr_final, settings.lr_rounds, counters.rounds)
+        generator = make_generator("shuffle", self.run_seed, counters.rounds)
         episodes = len(rollout.episode_seeds)
         for _ in range(settings.epochs):
-            order = torch.randperm(episodes, generator=shuffle).to(rollout.valid.device)
-            tally.epochs += 1
+            order = torch.randperm(episodes, generator=generator).to(rollout.valid.device)
+            stats.epochs += 1
             for rows in order.tensor_split(settings.minibatches):
-                figures, norm = self._gradients(rollout, targets, rows)
-                finite, kl = bool(norm < float("inf")), figures["policy/kl"]
-                if not (finite and kl < float("inf")):
-                    tally.skipped += 1
-                    tally.figures = tally.figures or dict.fromkeys(figures, float("nan"))
+                metrics, norm = self._compute_gradients(rollout, targets, rows)
+                is_finite, kl = bool(norm < float("inf")), metrics["policy/kl"]
+                if not (is_finite and kl < float("inf")):
+                    stats.skipped += 1
+                    stats.metrics = stats.metrics or dict.fromkeys(metrics, float("nan"))
                     continue
-                tally.figures, tally.norm = figures, max(tally.norm, norm)
+                stats.metrics, stats.norm = metrics, max(stats.norm, norm)
                 if settings.target_kl is not None and kl > KL_MARGIN * settings.target_kl:
-                    tally.stopped = True
-                    return tally
+                    stats.stopped = True
+                    return stats
                 optimizer.step()
-                tally.steps += 1
-        return tally
+                stats.steps += 1
+        return stats
 
-    def _gradients(self, rollout: Rollout, targets: UpdateTargets, rows: Tensor) -> tuple[dict[str, float], float]:
-        """Clipped gradients of one minibatch, its figures, and the gradients' norm before clipping."""
+    def _compute_gradients(
+        self, rollout: Rollout, targets: UpdateTargets, rows: Tensor
+    ) -> tuple[dict[str, float], float]:
+        """Compute and clip the gradients of one minibatch; return its metrics and the norm before clipping."""
         settings, policy = self.settings, self.policy
-        bonus = annealed(settings.entropy, settings.entropy_final, settings.entropy_rounds, self.counters.rounds)
+        bonus = anneal(settings.entropy, settings.entropy_final, settings.entropy_rounds, self.counters.rounds)
         counts = StepCounts.of(rollout, targets, rows)
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         optimizer.zero_grad(set_to_none=True)
         total: MinibatchMetrics | None = None
-        for some in rows.tensor_split(settings.accumulate):
-            loss, figures = minibatch_loss(policy, rollout, targets, some, counts, settings, bonus)
+        for chunk in rows.tensor_split(settings.accumulate):
+            loss, metrics = minibatch_loss(policy, rollout, targets, chunk, counts, settings, bonus)
             self.manual_backward(loss)
-            total = figures if total is None else total + figures
+            total = metrics if total is None else total + metrics
         assert total is not None
         parts = {**dict(policy.heads.items()), "value": policy.critic}
         norms = {
@@ -176,22 +178,22 @@ class PPO(LightningModule):
         }
         norms["health/policy"] = gradient_health(list(policy.parameters()), settings.grad_clip)
         norm = clip_grad_norm_(policy.parameters(), settings.grad_clip, foreach=True)
-        ends = reduce_max(torch.stack([total.largest, -total.smallest]))
-        total = replace(total, largest=ends[0], smallest=-ends[1])
-        named = {**total.named(policy.layout.head_names), **norms}
+        extremes = reduce_max(torch.stack([total.ratio_max, -total.ratio_min]))
+        total = replace(total, ratio_max=extremes[0], ratio_min=-extremes[1])
+        named = {**total.to_dict(policy.layout.head_names), **norms}
         values = torch.stack([*named.values(), norm.to(total.policy)])
-        *agreed, before = reduce_mean(values).tolist()
-        return {**dict(zip(named, agreed, strict=True)), "policy/entropy_bonus": bonus}, before
+        *means, norm_before = reduce_mean(values).tolist()
+        return {**dict(zip(named, means, strict=True)), "policy/entropy_bonus": bonus}, norm_before
 
-    def report_metrics(self, figures: dict[str, float]) -> None:
-        """Figures against our own count of decisions, since Lightning's counts optimizer steps.
+    def report_metrics(self, metrics: dict[str, float]) -> None:
+        """Log metrics against the number of decisions; Lightning's own counter counts optimizer steps.
 
-        Ranks have agreed on them already, but for seconds and memory, of which each has its own.
+        Metrics are already reduced over ranks, except seconds and memory, which each rank has for itself.
         """
-        self.latest_metrics.update(figures)
-        self.log_dict(figures, logger=False, on_step=False, on_epoch=True, batch_size=1)
+        self.latest_metrics.update(metrics)
+        self.log_dict(metrics, logger=False, on_step=False, on_epoch=True, batch_size=1)
         for logger in self.loggers:
-            logger.log_metrics({**figures, "round": self.counters.rounds}, step=self.counters.decisions)
+            logger.log_metrics({**metrics, "round": self.counters.rounds}, step=self.counters.decisions)
 
     def metadata(self) -> CheckpointMetadata:
         return CheckpointMetadata(
@@ -209,13 +211,13 @@ class PPO(LightningModule):
 
 
 def round_metrics(rollout: Rollout) -> dict[str, float]:
-    """What the episodes of a round came to, as means over them, and how the policy acted."""
+    """Means over the episodes of a round, the share of each op, and seconds by phase."""
     valid = rollout.valid
-    figures = {f"episode/{name}": values.float().mean() for name, values in rollout.outcome.items()}
-    figures["episode/return"] = rollout.reward.sum(1).mean()
-    figures["episode/length"] = valid.sum(1).float().mean()
-    op = rollout.each("op")
+    metrics = {f"episode/{name}": values.float().mean() for name, values in rollout.outcome.items()}
+    metrics["episode/return"] = rollout.reward.sum(1).mean()
+    metrics["episode/length"] = valid.sum(1).float().mean()
+    op = rollout.select_head("op")
     for index, name in enumerate(rollout.layout.ops):
-        figures[f"policy/op_{name}"] = ((op == index) & valid).sum() / valid.sum()
-    found = reduce_mean(torch.stack([figure.to(valid.device).double() for figure in figures.values()])).tolist()
-    return {**dict(zip(figures, found, strict=True)), **{f"time/{name}": s for name, s in rollout.seconds.items()}}
+        metrics[f"policy/op_{name}"] = ((op == index) & valid).sum() / valid.sum()
+    values = reduce_mean(torch.stack([metric.to(valid.device).double() for metric in metrics.values()])).tolist()
+    return {**dict(zip(metrics, values, strict=True)), **{f"time/{name}": s for name, s in rollout.seconds.items()}}

@@ -1,18 +1,18 @@
-"""The scale of returns: the critic learns in standard deviations from the mean return."""
+"""Normalised returns: the critic predicts standard deviations from the mean return."""
 
 import torch
 from torch import Tensor, nn
 
 from esper.controllers import Moments, RunningStatistics
 
-LEAST = 1e-2  # standard deviation; returns that hardly vary are not blown up
+MIN_STD = 1e-2  # returns that hardly vary are not amplified
 
 
 class ReturnScale(nn.Module):
-    """Turns returns into what the critic learns, and back.
+    """Normalises returns by running statistics.
 
-    When the statistics move, the critic's last layer is moved against them, so that the values it gives stay what they
-    were (van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714).
+    When the statistics change, the critic's last layer is rescaled, so that its denormalised values do not change
+    (PopArt: van Hasselt et al. 2016, https://arxiv.org/abs/1602.07714).
     """
 
     def __init__(self, momentum: float | None = None) -> None:
@@ -25,17 +25,17 @@ class ReturnScale(nn.Module):
 
     @property
     def std(self) -> Tensor:
-        return self.statistics.variance[0].sqrt().clamp(min=LEAST)
+        return self.statistics.variance[0].sqrt().clamp(min=MIN_STD)
 
-    def scaled(self, returns: Tensor) -> Tensor:
+    def normalise(self, returns: Tensor) -> Tensor:
         return ((returns - self.mean) / self.std).to(returns.dtype)
 
-    def unscaled(self, values: Tensor) -> Tensor:
+    def denormalise(self, values: Tensor) -> Tensor:
         return (values * self.std + self.mean).to(values.dtype)
 
     @torch.no_grad()
     def fold(self, packed: Tensor, critic: nn.Sequential) -> None:
-        """Take the moments of returns in; the critic ends in a linear layer."""
+        """Add packed moments of returns to the statistics; rescale the critic, which must end in a linear layer."""
         *_, last = critic
         assert isinstance(last, nn.Linear)
         mean, std = self.mean.clone(), self.std.clone()

@@ -1,4 +1,4 @@
-"""One round's episodes as tensors [envs, steps, ...], allocated once and written by index."""
+"""Storage for the episodes of one round: tensors [envs, steps, ...], allocated once and written by index."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,16 +9,16 @@ from torch import Tensor
 from esper.controllers import LSTMState, PolicyDecision
 from esper.lifecycle import Layout, Masks
 
-PADDING_OPTION = 0  # the one legal option on steps behind an episode's end, so that distributions there are defined
+PADDING_OPTION = 0  # the only legal option on steps after an episode's end, where distributions must still be defined
 
 
 @dataclass
 class Rollout:
-    """Rows are whole episodes; steps behind an episode's end are not valid.
+    """Rows are whole episodes; steps after an episode's end are not `valid`.
 
-    Features are kept as they came, for the statistics, and as the network saw them, for the update, whose first
-    log-probabilities then are those of the acting policy. Of the memory only the state at the start is kept: an update
-    runs the whole sequence again from there.
+    Features are stored twice: raw, for the statistics, and normalised as the acting policy saw them, so that the first
+    log-probabilities of an update are those of the acting policy. Only the initial LSTM state is stored: an update runs
+    the whole sequence again from it.
     """
 
     layout: Layout
@@ -37,18 +37,20 @@ class Rollout:
     terminated: Tensor  # bool [envs, steps]
     truncated: Tensor  # bool [envs, steps]
     valid: Tensor  # bool [envs, steps]
-    state: LSTMState  # at the start, [layers, envs, hidden]
-    kind: str = "training"  # or sampled, greedy: validation
-    outcome: dict[str, Tensor] = field(default_factory=dict)  # [envs], what the episodes came to
+    state: LSTMState  # initial, [layers, envs, hidden]
+    kind: str = "training"  # or sampled, greedy: validation rounds
+    outcome: dict[str, Tensor] = field(default_factory=dict)  # [envs], final results of the episodes
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
-    samples: float = 0.0  # that hosts were trained on
+    samples: float = 0.0  # training samples of the hosts
 
     @classmethod
     def empty(cls, episode_seeds: list[int], steps: int, layout: Layout, state: LSTMState) -> "Rollout":
-        """Room for an episode of each seed; `state` is the policy's at the start."""
+        """Allocate one row for each episode seed; `state` is the policy's initial state."""
         device, envs = state[0].device, len(episode_seeds)
         if state[0].shape[1] != envs:
-            raise ValueError(f"rollout: the policy's state is of {state[0].shape[1]} episodes, but there are {envs}.")
+            raise ValueError(
+                f"rollout: the policy's state is of {state[0].shape[1]} episodes, but episode_seeds has {envs}."
+            )
 
         def floats(*shape: int) -> Tensor:
             return torch.zeros(envs, steps, *shape, device=device)
@@ -83,31 +85,31 @@ class Rollout:
             state=state,
         )
 
-    def write(self, step: int, choice: PolicyDecision, alive: Tensor) -> None:
-        """A decision of the episodes that are `alive` [envs]; what goes on in others is left as padding."""
+    def write_decision(self, step: int, decision: PolicyDecision, alive: Tensor) -> None:
+        """Store a decision of the episodes that are `alive`, bool [envs]; other rows stay padding."""
         if not 0 <= step < self.valid.shape[1]:
-            raise ValueError(f"rollout: step {step} is beyond the {self.valid.shape[1]} there is room for.")
-        inputs, alive = choice.inputs, alive.to(self.valid.device, non_blocking=True)
+            raise ValueError(f"rollout: step={step}: must be below {self.valid.shape[1]}, the number of steps.")
+        inputs, alive = decision.inputs, alive.to(self.valid.device, non_blocking=True)
         pairs = [
             (self.raw_base, inputs.base),
             (self.raw_slots, inputs.slots),
             (self.blueprints, inputs.blueprints),
             (self.masks.op, inputs.masks.op),
             (self.masks.slot, inputs.masks.slot),
-            (self.base, choice.base),
-            (self.slots, choice.slots),
-            (self.action, choice.action),
-            (self.log_prob, choice.log_prob),
-            (self.value, choice.value),
+            (self.base, decision.base),
+            (self.slots, decision.slots),
+            (self.action, decision.action),
+            (self.log_prob, decision.log_prob),
+            (self.value, decision.value),
         ]
         pairs += [(self.masks.others[head], mask) for head, mask in inputs.masks.others.items()]
-        for place, what in pairs:
-            rows = alive.view(-1, *[1] * (what.ndim - 1))
-            place[:, step] = torch.where(rows, what, place[:, step])
+        for storage, value in pairs:
+            rows = alive.view(-1, *[1] * (value.ndim - 1))
+            storage[:, step] = torch.where(rows, value, storage[:, step])
         self.valid[:, step] = alive
 
-    def pay(self, step: int, reward: Tensor, terminated: Tensor, truncated: Tensor) -> None:
-        """What came of that decision, [envs] each."""
+    def write_result(self, step: int, reward: Tensor, terminated: Tensor, truncated: Tensor) -> None:
+        """Store the result of that decision, [envs] each; rows that are not valid stay padding."""
         alive = self.valid[:, step]
         self.reward[:, step] = torch.where(alive, reward.to(alive.device, non_blocking=True), 0.0)
         self.terminated[:, step] = terminated.to(alive.device, non_blocking=True) & alive
@@ -117,12 +119,12 @@ class Rollout:
     def decisions(self) -> int:
         return int(self.valid.sum())
 
-    def each(self, head: str) -> Tensor:
-        """The options chosen by one head on all steps: int64 [envs, steps]."""
+    def select_head(self, head: str) -> Tensor:
+        """The options that one head chose: int64 [envs, steps]."""
         return self.action[..., self.layout.head_names.index(head)]
 
     def to(self, device: torch.device) -> "Rollout":
-        """Where the policy is; nothing moves where it was made there."""
+        """On the given device; nothing is copied if the rollout is there already."""
         if self.valid.device == device:
             return self
         moved: dict[str, Any] = {

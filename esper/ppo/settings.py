@@ -1,4 +1,4 @@
-"""PPO's settings."""
+"""Settings of PPO."""
 
 from dataclasses import dataclass
 from typing import get_type_hints
@@ -10,29 +10,30 @@ VALUE_TARGETS = ("episode", "rest", None)
 
 @dataclass(frozen=True)
 class PPOSettings:
-    """Everything PPO can be told; no schedule depends on how long a run will be.
+    """All settings of PPO. No schedule depends on the length of the run, so a longer run begins with the same rounds.
 
     Arguments:
-        gamma, lam: discount, and the decay of advantage estimation
-        lr, lr_final, lr_rounds: learning rate, and what it goes to in a straight line over so many rounds (None: stays)
-        weight_decay: of the critic alone; heads that are rarely used would decay more than they learn
-        epochs: passes over a round, at most
-        minibatches: optimizer steps in a pass, each of whole episodes
-        accumulate: pieces in which the episodes of a minibatch are worked off, to save memory; changes no result
-        clip: how far a head's ratio may go from 1 before it stops paying
-        target_kl: a pass ends the update before its step once the KL exceeds 1.5 times this; None never
-        head_weighting: a head's loss is its mean over the steps where it is `active`, or `joint` over all valid steps
-        foretells: what the critic learns, the return of the whole `episode` or of its `rest`; None is the episode where
-            nothing is discounted. What an episode has been paid so far is known, and taken off; a critic of the rest
-            would have to take it off by itself, and its errors would be noise in every advantage
-        value_coef, value_loss, value_bound: weight of the critic's loss, its kind and its bound in units of the return
-            scale: the clip range of `clipped`, where `huber` turns straight
-        entropy, entropy_final, entropy_rounds: weight of the bonus for the mean over heads of normalised entropy, and
-            its way
-        entropy_weights: how much each head counts in that mean, 1 where not named; None is all alike
-        grad_clip: norm of the gradient of all parameters together, at most
-        advantage_least: least standard deviation by which advantages are divided
-        return_momentum: weight of the newest returns in the return scale; None weighs all alike
+        gamma, lam: discount factor, and lambda of generalised advantage estimation
+        lr, lr_final, lr_rounds: learning rate, its final value, and the rounds of the linear schedule between them; a
+            final value of None keeps it constant
+        weight_decay: of the critic only; heads that are rarely used would decay more than they learn
+        epochs: maximum number of passes over a round
+        minibatches: optimizer steps per pass; each minibatch has whole episodes
+        accumulate: chunks into which a minibatch is split to save memory; the result does not change
+        clip: maximum distance of a head's ratio from 1; beyond it the surrogate has no gradient
+        target_kl: an update ends, before the next optimizer step, when the KL exceeds 1.5 times this; None is no limit
+        head_weighting: a head's loss is its mean over the steps where it is `active`, or `joint`: over all valid steps
+        value_target: what the critic predicts: the return of the whole `episode`, or of the `rest` of the episode; None
+            is `episode` if gamma is 1, else `rest`. The reward collected so far is known and subtracted from `episode`;
+            a critic of the rest has to learn to subtract it, and its errors are noise in every advantage
+        value_coef, value_loss: weight of the critic's loss, and its kind: `clipped`, `huber` or `squared`
+        value_bound: clip range of `clipped`, or where `huber` becomes linear; in standard deviations of returns
+        entropy, entropy_final, entropy_rounds: weight of the entropy bonus (mean over heads of normalised entropy), its
+            final value, and the rounds of the linear schedule between them
+        entropy_weights: weight of each head in that mean, 1 for heads not named; None is 1 for all
+        grad_clip: maximum gradient norm of all parameters together
+        advantage_min_std: minimum standard deviation by which advantages are divided
+        return_momentum: weight of the newest round in the running return statistics; None weighs all rounds equally
     """
 
     gamma: float
@@ -87,14 +88,12 @@ class PPOSettings:
             ("value_target", VALUE_TARGETS),
         ):
             if getattr(self, key) not in allowed:
-                words = ", ".join("null" if value is None else value for value in allowed)
-                raise ValueError(f"ppo.{key}={getattr(self, key)}: must be one of {words}.")
+                names = ", ".join("null" if value is None else value for value in allowed)
+                raise ValueError(f"ppo.{key}={getattr(self, key)}: must be one of {names}.")
         if self.value_target == "episode" and self.gamma != 1:
-            raise ValueError(
-                f"ppo.value_target=episode: must be rest where gamma={self.gamma} discounts what is to come."
-            )
+            raise ValueError(f"ppo.value_target=episode: must be rest if gamma={self.gamma} is not 1.")
 
     @property
     def predicts_episode_return(self) -> bool:
-        """Whether the critic foretells the return of whole episodes."""
+        """Whether the critic predicts the return of whole episodes."""
         return self.gamma == 1 if self.value_target is None else self.value_target == "episode"

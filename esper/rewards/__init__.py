@@ -1,4 +1,4 @@
-"""What a step is worth."""
+"""Rewards: weighted lists of terms, each a pure function of a step's record."""
 
 from esper.rewards.detectors import DETECTORS
 from esper.rewards.reward import Reward, RewardBreakdown, Term

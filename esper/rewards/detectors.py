@@ -1,4 +1,4 @@
-"""Signs that a seed earns credit without earning its place: bool [envs, slots]."""
+"""Detectors of seeds whose contribution is not backed by a better score. Each returns bool [envs, slots]."""
 
 from collections.abc import Callable
 
@@ -6,20 +6,20 @@ from torch import Tensor
 
 from esper.environment import StepRecord
 
-SMALLEST = 1e-8  # a ratio is formed only above this, so that nothing is divided by zero
-HACKING_RATIO = 5.0  # contribution this many times the score gained since germination
-RANSOM_CONTRIBUTION = 0.1  # points: the host has come to depend on the seed
-RANSOM_LOSS = -0.2  # points: and yet it is worse off than before it
+MIN_DENOMINATOR = 1e-8  # ratios need a larger denominator, so that nothing is divided by zero
+HACKING_RATIO = 5.0  # contribution / gain since germination that is suspicious
+RANSOM_CONTRIBUTION = 0.1  # points; above, the host depends on the seed
+RANSOM_LOSS = -0.2  # points; a lower gain since germination means that the seed made the host worse
 
 
 def reward_hacking(record: StepRecord) -> Tensor:
-    """A seed seems to contribute many times what the host has gained since it came."""
-    gained, contribution = record.now.progress, record.now.contribution
-    return (gained > SMALLEST) & (contribution / gained.clamp(min=SMALLEST) >= HACKING_RATIO)
+    """The contribution is many times the gain of the host since the seed germinated."""
+    gain, contribution = record.now.progress, record.now.contribution
+    return (gain > MIN_DENOMINATOR) & (contribution / gain.clamp(min=MIN_DENOMINATOR) >= HACKING_RATIO)
 
 
 def ransomware(record: StepRecord) -> Tensor:
-    """Switching the seed off would hurt, but the host is worse than before it had the seed."""
+    """Switching the seed off would lower the score, but the host is worse than before the seed germinated."""
     return (record.now.contribution > RANSOM_CONTRIBUTION) & (record.now.progress < RANSOM_LOSS)
 
 

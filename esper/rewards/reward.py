@@ -1,4 +1,4 @@
-"""A reward is a weighted list of terms; it always tells what each of them gave."""
+"""A reward is a list of weighted terms; its breakdown has the value of each term."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ Term = Callable[[StepRecord], Tensor]  # -> float32 [envs]
 
 @dataclass(frozen=True)
 class RewardBreakdown:
-    """What a step earned: the total [envs], its parts by term, and which detectors found something [envs, slots]."""
+    """The reward of a step."""
 
-    total: Tensor
-    parts: dict[str, Tensor]
-    findings: dict[str, Tensor]
+    total: Tensor  # float32 [envs]
+    parts: dict[str, Tensor]  # by term, float32 [envs]; they add up to the total
+    findings: dict[str, Tensor]  # by detector, bool [envs, slots]
 
 
 class Reward:
-    """Pays for steps.
+    """Computes the reward of a step.
 
     Arguments:
-        terms: by name; each gives float32 [envs], weight included
+        terms: by name; each returns float32 [envs], its weight included
     """
 
     def __init__(self, terms: Mapping[str, Term]) -> None:
         if not terms:
-            raise ValueError("reward.terms: must name at least one term.")
+            raise ValueError("reward.terms={}: must have at least one term.")
         self.terms: dict[str, Term] = dict(terms)
 
     def __call__(self, record: StepRecord) -> RewardBreakdown:
@@ -40,5 +40,5 @@ class Reward:
 
     @property
     def gammas(self) -> dict[str, float]:
-        """The discount of each term that has one; it must be PPO's."""
+        """The gamma of each term that has one; it must equal the gamma of PPO."""
         return {name: term.gamma for name, term in self.terms.items() if hasattr(term, "gamma")}

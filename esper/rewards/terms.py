@@ -1,6 +1,6 @@
 """Reward terms: pure functions of a step's record. Scores are in points, 0 to 100 for accuracy.
 
-Every term sees all slots, pays for the epoch that its action preceded, and is bounded.
+Every term sees all slots, is computed after the training that follows the action, and is multiplied by `weight`.
 """
 
 import math
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from esper.environment import StepRecord
 from esper.lifecycle import Op, Slots, Stage
-
-SMALLEST = 1e-8  # a ratio is formed only above this, so that nothing is divided by zero
+from esper.rewards.detectors import MIN_DENOMINATOR
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Improvement:
 
 @dataclass(frozen=True)
 class Rent:
-    """The change of ln(parameters / host parameters); with a negative weight, growth costs when it happens."""
+    """The change of ln(parameters / host parameters): with a negative weight, growth costs in the step it happens."""
 
     weight: float
 
@@ -38,17 +37,17 @@ class Rent:
 
 @dataclass(frozen=True)
 class StandingRent:
-    """min(scale x ln(growth), cap) every step, after some steps of grace."""
+    """min(scale x ln(parameters / host parameters), cap) in every step after a grace period."""
 
     weight: float
     scale: float
     cap: float
-    grace: int
+    grace: int  # steps
 
     def __call__(self, record: StepRecord) -> Tensor:
         growth = (record.now.parameters / record.host_parameters).log()
-        due = record.step >= self.grace
-        return self.weight * due * (self.scale * growth).clamp(max=self.cap)
+        is_due = record.step >= self.grace
+        return self.weight * is_due * (self.scale * growth).clamp(max=self.cap)
 
 
 POTENTIALS = {
@@ -58,21 +57,21 @@ POTENTIALS = {
     Stage.HOLDING: 5.5,
     Stage.FOSSILIZED: 6.0,
 }
-EPOCH_POTENTIAL, MOST_EPOCH_POTENTIAL = 0.3, 2.0  # for each epoch in a live stage, and at most
+STEP_POTENTIAL, MAX_STEP_POTENTIAL = 0.3, 2.0  # for each step in a live stage, and at most
 
 
 def potential(slots: Slots) -> Tensor:
-    """A function of the whole state, [envs]: the sum over slots of what their stage promises."""
+    """The potential of the whole state, [envs]: the sum over slots of a value for their stage and the steps in it."""
     of_stage = torch.tensor([POTENTIALS.get(stage, 0.0) for stage in Stage])[slots.stage]
-    waited = (EPOCH_POTENTIAL * slots.steps_in_stage).clamp(max=MOST_EPOCH_POTENTIAL)
-    return (of_stage + torch.where(slots.live, waited, torch.zeros_like(waited))).sum(1)
+    of_steps = (STEP_POTENTIAL * slots.steps_in_stage).clamp(max=MAX_STEP_POTENTIAL)
+    return (of_stage + torch.where(slots.live, of_steps, torch.zeros_like(of_steps))).sum(1)
 
 
 @dataclass(frozen=True)
 class StagePotential:
-    """gamma x potential(after) - potential(before): it speeds learning up and cannot change what is best.
+    """Potential-based shaping, gamma x potential(after) - potential(before): it does not change the optimal policy.
 
-    Over an episode it telescopes; the potential is 0 at a termination and stays at a truncation.
+    It telescopes over an episode. The potential is 0 after a termination, and unchanged by a truncation.
     """
 
     weight: float
@@ -85,7 +84,7 @@ class StagePotential:
 
 @dataclass(frozen=True)
 class Rollback:
-    """Paid by the very step that made the governor roll the host back."""
+    """1 in the step that makes the governor roll the host back."""
 
     weight: float
 
@@ -95,7 +94,7 @@ class Rollback:
 
 @dataclass(frozen=True)
 class ActionCost:
-    """A price for each op, by name."""
+    """A cost for each op, by name; 0 for an op that is not listed."""
 
     weight: float
     costs: Mapping[str, float]
@@ -103,30 +102,29 @@ class ActionCost:
     def __post_init__(self) -> None:
         for name in self.costs:
             if name not in Op.__members__:
-                raise ValueError(f"reward.terms: the op {name} is unknown; allowed are {', '.join(Op.__members__)}.")
+                raise ValueError(f"reward.terms: costs.{name} is unknown; must be one of {', '.join(Op.__members__)}.")
 
     def __call__(self, record: StepRecord) -> Tensor:
-        prices = torch.tensor([self.costs.get(op.name, 0.0) for op in Op])
-        return self.weight * prices[record.decision.op]
+        by_op = torch.tensor([self.costs.get(op.name, 0.0) for op in Op])
+        return self.weight * by_op[record.decision.op]
 
 
 def credit(contribution: Tensor, progress: Tensor) -> Tensor:
-    """What a seed's contribution is worth, given the score gained since it germinated; 0 where it was not measured.
+    """The credit for a seed's contribution, given the gain of the host since it germinated; 0 where not measured.
 
-    A contribution beyond the gain counts as their harmonic mean, and none counts without a gain. A negative one counts
-    in full.
+    A negative contribution counts in full. A positive one counts in full up to the gain, above it as the harmonic mean
+    of both, and as 0 if there is no gain.
     """
-    both = (contribution + progress).clamp(min=SMALLEST)
-    mean = 2 * progress * contribution / both
+    mean = 2 * progress * contribution / (contribution + progress).clamp(min=MIN_DENOMINATOR)
     positive = torch.where(progress <= 0, 0.0, torch.where(contribution >= progress, mean, contribution))
     return torch.nan_to_num(torch.where(contribution < 0, contribution, positive), nan=0.0)
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """The change of all seeds' credit, so that holding on to a seed pays nothing more than having it once.
+    """The change of the credit of all seeds, so that a seed is credited once and not in every step.
 
-    At the end only fossils count, for the others are switched off.
+    In the last step only fossils count, because live seeds are switched off.
     """
 
     weight: float
@@ -141,47 +139,47 @@ class Attribution:
 
 @dataclass(frozen=True)
 class RatioPenalty:
-    """For seeds that seem to contribute far more than the host has gained: at most `most` a seed."""
+    """A penalty for each seed that seems to contribute far more than the host has gained since it germinated."""
 
     weight: float
-    threshold: float  # ratio of contribution to gain that is still believed
-    min_gain: float  # points; below, only the contribution counts
-    cap: float
+    threshold: float  # contribution / gain up to which there is no penalty
+    min_gain: float  # points; below, the penalty depends on the contribution only
+    cap: float  # largest penalty of a seed
 
     def __call__(self, record: StepRecord) -> Tensor:
-        contribution, gained = record.now.contribution, record.now.progress
-        floor = max(self.min_gain, SMALLEST)
-        ratio = contribution / gained.clamp(min=floor)
-        excess = (self.cap / 3 * (ratio - self.threshold) / self.threshold).clamp(0, self.cap)
-        little = self.cap * (contribution / 10).clamp(0, 1)
-        penalty = torch.where(gained > floor, excess, little)
+        contribution, gain = record.now.contribution, record.now.progress
+        floor = max(self.min_gain, MIN_DENOMINATOR)
+        ratio = contribution / gain.clamp(min=floor)
+        by_ratio = (self.cap / 3 * (ratio - self.threshold) / self.threshold).clamp(0, self.cap)
+        by_contribution = self.cap * (contribution / 10).clamp(0, 1)
+        penalty = torch.where(gain > floor, by_ratio, by_contribution)
         return self.weight * torch.nan_to_num(torch.where(contribution > 1, penalty, 0.0), nan=0.0).sum(1)
 
 
 @dataclass(frozen=True)
 class BlendingWarning:
-    """For each blending seed since whose germination the host has lost: first + more for each epoch, at most `most`."""
+    """A penalty for each seed that blends in although the score has fallen since it germinated."""
 
     weight: float
     base: float
-    per_step: float
-    cap: float
+    per_step: float  # for each step in BLENDING
+    cap: float  # largest penalty of a seed
 
     def __call__(self, record: StepRecord) -> Tensor:
-        bad = (record.after.stage == Stage.BLENDING) & ~record.after.blending_out & (record.now.progress < 0)
-        size = (self.base + self.per_step * record.after.steps_in_stage).clamp(max=self.cap)
-        return self.weight * (size * bad).sum(1)
+        is_harmful = (record.after.stage == Stage.BLENDING) & ~record.after.blending_out & (record.now.progress < 0)
+        penalty = (self.base + self.per_step * record.after.steps_in_stage).clamp(max=self.cap)
+        return self.weight * (penalty * is_harmful).sum(1)
 
 
 @dataclass(frozen=True)
 class Indecision:
-    """For each contributing seed that is held without a verdict: grows by the epoch, at most `most`."""
+    """A penalty for each contributing seed that stays in HOLDING without a decision."""
 
     weight: float
-    grace: int  # epochs
+    grace: int  # steps in HOLDING without a penalty
     base: float
-    per_step: float
-    cap: float
+    per_step: float  # for each step beyond `grace`
+    cap: float  # largest penalty of a seed
 
     def __call__(self, record: StepRecord) -> Tensor:
         over = record.after.steps_in_stage - self.grace
@@ -191,55 +189,55 @@ class Indecision:
 
 @dataclass(frozen=True)
 class FossilizeShaping:
-    """For each seed fossilised: base + per_point x its credit if its contribution is enough, else a fixed loss.
+    """For each seed that is fossilised: the bonus base + per_point x its credit, or a penalty.
 
-    A seed held for less than `legitimate` epochs earns only a part.
+    The penalty applies if the contribution is too small, or if the score has fallen since the seed germinated.
     """
 
     weight: float
-    min_contribution: float  # points
+    min_contribution: float  # points; below, the penalty applies
     base: float
     per_point: float
-    cap: float
+    cap: float  # largest bonus
     penalty: float
-    full_credit_steps: int
+    full_credit_steps: int  # a seed with fewer steps in HOLDING gets a proportional part of the bonus
 
     def __call__(self, record: StepRecord) -> Tensor:
         contribution = torch.nan_to_num(record.before.contribution, nan=0.0)
         share = (record.before.steps_in_stage / self.full_credit_steps).clamp(max=1)
         earned = credit(contribution, record.earlier.progress)
-        good = (self.base + self.per_point * earned).clamp(max=self.cap) * share
-        bad = (contribution < self.min_contribution) | (record.earlier.progress < 0)
-        value = torch.where(bad, torch.full_like(good, -self.penalty), good)
+        bonus = (self.base + self.per_point * earned).clamp(max=self.cap) * share
+        is_poor = (contribution < self.min_contribution) | (record.earlier.progress < 0)
+        value = torch.where(is_poor, torch.full_like(bonus, -self.penalty), bonus)
         return self.weight * (value * record.entered[..., Stage.FOSSILIZED]).sum(1)
 
 
 @dataclass(frozen=True)
 class PruneShaping:
-    """For each seed pruned: a little for a harmful one, a bounded loss for a useful one."""
+    """For a seed that is pruned: a bonus if its contribution is negative, else a penalty; 0 if it was not measured."""
 
     weight: float
     harmful_bonus: float
     useful_penalty: float
-    per_point: float
-    cap: float
+    per_point: float  # added to the penalty for each point of contribution
+    cap: float  # largest penalty
 
     def __call__(self, record: StepRecord) -> Tensor:
         chosen = torch.arange(record.before.stage.shape[1]) == record.decision.slot.unsqueeze(1)
         pruned = chosen & (record.decision.op == Op.PRUNE).unsqueeze(1)
         contribution = torch.nan_to_num(record.before.contribution, nan=0.0)
-        loss = (self.useful_penalty + self.per_point * contribution).clamp(max=self.cap)
-        value = torch.where(contribution < 0, torch.full_like(loss, self.harmful_bonus), -loss)
+        penalty = (self.useful_penalty + self.per_point * contribution).clamp(max=self.cap)
+        value = torch.where(contribution < 0, torch.full_like(penalty, self.harmful_bonus), -penalty)
         value = torch.where(record.before.contribution.isnan(), torch.zeros_like(value), value)
         return self.weight * (value * pruned).sum(1)
 
 
 @dataclass(frozen=True)
 class EarlyPrune:
-    """A price for pruning a seed younger than `min_age` steps."""
+    """1 if a seed younger than `min_age` is pruned."""
 
     weight: float
-    min_age: int
+    min_age: int  # steps since germination
 
     def __call__(self, record: StepRecord) -> Tensor:
         chosen = torch.arange(record.before.stage.shape[1]) == record.decision.slot.unsqueeze(1)
@@ -247,62 +245,62 @@ class EarlyPrune:
         return self.weight * (young.any(1) & (record.decision.op == Op.PRUNE)).float()
 
 
-def _at_the_end(record: StepRecord, value: Tensor) -> Tensor:
+def _at_end(record: StepRecord, value: Tensor) -> Tensor:
     return torch.where(record.terminated | record.truncated, value, torch.zeros_like(value))
 
 
 @dataclass(frozen=True)
 class FinalScore:
-    """The score of what was committed, at the end."""
+    """The score of the host with its committed seeds, in the last step."""
 
     weight: float
 
     def __call__(self, record: StepRecord) -> Tensor:
-        return self.weight * _at_the_end(record, record.now.score)
+        return self.weight * _at_end(record, record.now.score)
 
 
 @dataclass(frozen=True)
 class FinalGain:
-    """The score gained since the episode began, at the end."""
+    """The score minus the score of the untrained host, in the last step."""
 
     weight: float
 
     def __call__(self, record: StepRecord) -> Tensor:
-        return self.weight * _at_the_end(record, record.now.score - record.initial_score)
+        return self.weight * _at_end(record, record.now.score - record.initial_score)
 
 
 @dataclass(frozen=True)
 class FinalFossils:
-    """How many fossils contributed at least `enough` points when last measured, at the end."""
+    """The number of fossils with enough contribution when last measured, in the last step."""
 
     weight: float
-    min_contribution: float
+    min_contribution: float  # points
 
     def __call__(self, record: StepRecord) -> Tensor:
-        good = (record.after.stage == Stage.FOSSILIZED) & (record.after.contribution >= self.min_contribution)
-        return self.weight * _at_the_end(record, good.sum(1).float())
+        is_counted = (record.after.stage == Stage.FOSSILIZED) & (record.after.contribution >= self.min_contribution)
+        return self.weight * _at_end(record, is_counted.sum(1).float())
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """(score - base) / span less a price for parameters, held within [-1, 1] and only then weighted, at the end."""
+    """(score - base) / span - per_parameter x parameters, clipped to [-1, 1] before weighting, in the last step."""
 
     weight: float
-    base: float
-    span: float
-    per_parameter: float
+    base: float  # score that is worth 0
+    span: float  # points above `base` that are worth 1
+    per_parameter: float  # cost of each parameter
 
     def __call__(self, record: StepRecord) -> Tensor:
         value = (record.now.score - self.base) / self.span - self.per_parameter * record.now.parameters
-        return self.weight * _at_the_end(record, value.clamp(-1, 1))
+        return self.weight * _at_end(record, value.clamp(-1, 1))
 
 
 @dataclass(frozen=True)
 class ParameterRent:
-    """A price each step for every parameter a seed adds, by how much of it is blended in."""
+    """The cost of all seed parameters in every step, each seed weighted by its alpha."""
 
     weight: float
-    per_parameter: float
+    per_parameter: float  # cost of each parameter
 
     def __call__(self, record: StepRecord) -> Tensor:
         effective = (record.during.alpha * record.seed_parameters).sum(1)
@@ -311,29 +309,29 @@ class ParameterRent:
 
 @dataclass(frozen=True)
 class LossImprovement:
-    """The fall of the validation loss in units of `sigma`, at most `most` of them; a rise counts half."""
+    """The decrease of the validation loss in units of `sigma`; an increase counts half."""
 
     weight: float
-    sigma: float
-    cap: float
+    sigma: float  # noise of the loss between steps
+    cap: float  # largest change that counts, in units of sigma
 
     def __call__(self, record: StepRecord) -> Tensor:
-        fall = ((record.earlier.loss - record.now.loss) / self.sigma).clamp(-self.cap, self.cap)
-        return self.weight * torch.where(fall < 0, fall / 2, fall)
+        decrease = ((record.earlier.loss - record.now.loss) / self.sigma).clamp(-self.cap, self.cap)
+        return self.weight * torch.where(decrease < 0, decrease / 2, decrease)
 
 
 @dataclass(frozen=True)
 class FinalLoss:
-    """How far the loss came from `base` to `target`, between 0 and 1, at the end; any task, by its two losses."""
+    """Progress of the loss from `base` to `target`, 0 to 1, in the last step."""
 
     weight: float
-    base: float
-    target: float
+    base: float  # loss that is worth 0, such as the loss at chance level
+    target: float  # loss that is worth 1
 
     def __post_init__(self) -> None:
         if not self.base > self.target or math.isinf(self.base):
-            raise ValueError(f"reward.terms: base={self.base} must be above target={self.target}.")
+            raise ValueError(f"reward.terms: base={self.base}: must be finite and above target={self.target}.")
 
     def __call__(self, record: StepRecord) -> Tensor:
         share = (self.base - record.now.loss) / (self.base - self.target)
-        return self.weight * _at_the_end(record, share.clamp(0, 1))
+        return self.weight * _at_end(record, share.clamp(0, 1))

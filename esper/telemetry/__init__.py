@@ -1,4 +1,4 @@
-"""What a run shows of itself; nothing here changes what it learns."""
+"""Lightning callbacks that report metrics, write files and fill TensorBoard; none of them changes training."""
 
 from esper.telemetry.anomalies import Anomalies, DetailWindow
 from esper.telemetry.dashboard import Dashboard

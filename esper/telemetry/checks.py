@@ -1,4 +1,4 @@
-"""One table of checks, which look at a round's figures and say what is not well."""
+"""Anomaly checks: one table of functions that compare a round's metrics with thresholds."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,19 +8,21 @@ from functools import partial
 
 @dataclass(frozen=True)
 class Thresholds:
-    """When a figure is not well.
+    """Thresholds of the checks.
 
     Arguments:
-        ratio_high, ratio_low: ratios of new to old probability beyond these explode or collapse
-        entropy: by head, normalised; `other` for heads not named. Below it for `patience` rounds in a row is a
-            collapse, which is over at `recovered` times as much
-        kl: a spike above
-        value: pairs of progress and explained variance: up to that share of the run, less is a collapsed critic
-        drift, momentum: how far, as a factor, the gradient norm may be from its moving average of that momentum
-        warmup: rounds that critic and gradients are given before they are judged
-        lstm_high, lstm_low: root mean square of the memory
-        unearned: steps of an episode in which a seed had credit that it did not earn, by the detectors
-        rollbacks: by the governor, in an episode
+        ratio_high, ratio_low: limits of the ratio of new to old probability
+        entropy: minimum normalised entropy by head; `other` for heads not named
+        patience: consecutive rounds below the minimum entropy that are a collapse
+        recovery_factor: a collapse is over when entropy exceeds this times its minimum
+        kl: maximum KL of an update
+        value: pairs of progress and minimum explained variance; a pair applies up to that share of the run
+        drift: maximum factor between the gradient norm and its moving average
+        momentum: momentum of that moving average
+        warmup: rounds before the critic and the gradient norm are checked
+        lstm_high, lstm_low: limits of the root mean square of the LSTM state
+        unearned_steps: maximum number of steps per episode in which a detector finds credit that a seed did not earn
+        rollbacks: maximum number of rollbacks by the governor per episode
     """
 
     ratio_high: float
@@ -41,7 +43,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not well."""
+    """An anomaly in a round's metrics."""
 
     check: str
     tag: str
@@ -52,131 +54,137 @@ class Finding:
 
 @dataclass
 class CheckState:
-    """What checks know of earlier rounds; plain data."""
+    """What checks remember of earlier rounds; plain data, saved in checkpoints."""
 
-    low: dict[str, int] = field(default_factory=dict)  # rounds in a row with too little entropy, by head
-    collapsed: dict[str, bool] = field(default_factory=dict)
+    low: dict[str, int] = field(default_factory=dict)  # consecutive rounds with too little entropy, by head
+    collapsed: dict[str, bool] = field(default_factory=dict)  # by head
     norm: float | None = None  # moving average of the gradient norm
-    rounds: int = 0
-    skipped: float = 0.0
+    rounds: int = 0  # checked so far
+    skipped: float = 0.0  # minibatches, so far
 
 
 Check = Callable[[Mapping[str, float], Thresholds, CheckState, float], list[Finding]]
 
 
-def _limit(check: str, tag: str, bound: Callable[[Thresholds], float], what: str, *, above: bool) -> Check:
-    """A figure that must not pass a bound."""
+def _make_limit(check: str, tag: str, bound: Callable[[Thresholds], float], what: str, *, above: bool) -> Check:
+    """A check that a metric does not exceed a bound, or does not fall below it."""
     word, sign = ("above", 1) if above else ("below", -1)
 
-    def look(figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float) -> list[Finding]:
-        value, limit = figures.get(tag), bound(t)
+    def check_limit(
+        metrics: Mapping[str, float], thresholds: Thresholds, state: CheckState, progress: float
+    ) -> list[Finding]:
+        value, limit = metrics.get(tag), bound(thresholds)
         if value is None or not sign * value > sign * limit:
             return []
         return [Finding(check, tag, value, limit, f"{what}: {tag} is {value:.4g}, {word} {limit:.4g}")]
 
-    return look
+    return check_limit
 
 
-_above, _below = partial(_limit, above=True), partial(_limit, above=False)
+_above, _below = partial(_make_limit, above=True), partial(_make_limit, above=False)
 
 
-def entropy_collapse(
-    figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float
+def check_entropy(
+    metrics: Mapping[str, float], thresholds: Thresholds, state: CheckState, progress: float
 ) -> list[Finding]:
-    """A head that has stopped exploring; a head that nobody could ask is left alone."""
-    found = []
-    for tag, value in figures.items():
+    """A head has stopped exploring; heads that were available on no step are not checked."""
+    findings = []
+    for tag, value in metrics.items():
         head = tag.removeprefix("policy/entropy_")
-        unknown = head == tag or f"policy/kl_{head}" not in figures or math.isnan(value)
-        if unknown or figures.get(f"policy/available_{head}") == 0:
+        is_head = head != tag and f"policy/kl_{head}" in metrics
+        if not is_head or math.isnan(value) or metrics.get(f"policy/available_{head}") == 0:
             continue
-        bound = t.entropy.get(head, t.entropy["other"])
-        if remembered.collapsed.get(head) and value > t.recovery_factor * bound:
-            remembered.collapsed[head] = False
-        remembered.low[head] = remembered.low.get(head, 0) + 1 if value < bound else 0
-        if remembered.low[head] >= t.patience and not remembered.collapsed.get(head):
-            remembered.collapsed[head] = True
-            sentence = f"the {head} head has stopped exploring: {tag} was below {bound:.4g} for {t.patience} rounds"
-            found.append(Finding("entropy_collapse", tag, value, bound, sentence))
-    return found
+        bound = thresholds.entropy.get(head, thresholds.entropy["other"])
+        if state.collapsed.get(head) and value > thresholds.recovery_factor * bound:
+            state.collapsed[head] = False
+        state.low[head] = state.low.get(head, 0) + 1 if value < bound else 0
+        if state.low[head] >= thresholds.patience and not state.collapsed.get(head):
+            state.collapsed[head] = True
+            rounds = f"{thresholds.patience} rounds"
+            sentence = f"the {head} head has stopped exploring: {tag} was below {bound:.4g} for {rounds}"
+            findings.append(Finding("entropy_collapse", tag, value, bound, sentence))
+    return findings
 
 
-def value_collapse(
-    figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float
+def check_critic(
+    metrics: Mapping[str, float], thresholds: Thresholds, state: CheckState, progress: float
 ) -> list[Finding]:
+    """The critic's explained variance is below its minimum at this point of the run."""
     tag = "losses/explained_variance"
-    bound = next((bound for until, bound in t.value if progress <= until), t.value[-1][1])
-    value = figures.get(tag)
-    if value is None or remembered.rounds <= t.warmup or not value < bound:
+    bound = next((bound for until, bound in thresholds.value if progress <= until), thresholds.value[-1][1])
+    value = metrics.get(tag)
+    if value is None or state.rounds <= thresholds.warmup or not value < bound:
         return []
-    sentence = f"the critic foretells too little: {tag} is {value:.4g}, below {bound:.4g} at {progress:.0%} of the run"
+    sentence = f"the critic predicts too little: {tag} is {value:.4g}, below {bound:.4g} at {progress:.0%} of the run"
     return [Finding("value_collapse", tag, value, bound, sentence)]
 
 
-def gradient_drift(
-    figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float
+def check_gradient_norm(
+    metrics: Mapping[str, float], thresholds: Thresholds, state: CheckState, progress: float
 ) -> list[Finding]:
-    """The gradient norm against its own past."""
+    """The gradient norm is far from its moving average."""
     tag = "health/gradient_norm"
-    value, past = figures.get(tag), remembered.norm
+    value, past = metrics.get(tag), state.norm
     if value is None or not math.isfinite(value):
         return []
-    remembered.norm = value if past is None else past + (1 - t.momentum) * (value - past)
-    if past is None or remembered.rounds <= t.warmup or past / t.drift <= value <= past * t.drift:
+    state.norm = value if past is None else past + (1 - thresholds.momentum) * (value - past)
+    if past is None or state.rounds <= thresholds.warmup or past / thresholds.drift <= value <= past * thresholds.drift:
         return []
-    sentence = f"gradients have drifted: {tag} is {value:.4g}, its moving average {past:.4g}"
+    sentence = f"the gradient norm has drifted: {tag} is {value:.4g}, its moving average {past:.4g}"
     return [Finding("gradient_drift", tag, value, past, sentence)]
 
 
-def non_finite(figures: Mapping[str, float], t: Thresholds, remembered: CheckState, progress: float) -> list[Finding]:
-    """Skipped minibatches, and figures that must be finite."""
-    found = []
-    skipped = figures.get("health/skipped", 0.0)
-    if skipped > remembered.skipped:
-        sentence = f"{skipped - remembered.skipped:.0f} minibatches were not finite and were skipped"
-        found.append(Finding("non_finite", "health/skipped", skipped, remembered.skipped, sentence))
-    remembered.skipped = skipped
+def check_finite(
+    metrics: Mapping[str, float], thresholds: Thresholds, state: CheckState, progress: float
+) -> list[Finding]:
+    """Minibatches were skipped, or a metric that must be finite is not."""
+    findings = []
+    skipped = metrics.get("health/skipped", 0.0)
+    if skipped > state.skipped:
+        sentence = f"{skipped - state.skipped:.0f} minibatches had non-finite values and were skipped"
+        findings.append(Finding("non_finite", "health/skipped", skipped, state.skipped, sentence))
+    state.skipped = skipped
     for tag in ("losses/policy", "losses/value", "health/lstm_rms", "episode/return", "episode/score"):
-        value = figures.get(tag, 0.0)
+        value = metrics.get(tag, 0.0)
         if not math.isfinite(value):
-            found.append(Finding("non_finite", tag, None, None, f"{tag} is not finite"))
-    return found
+            findings.append(Finding("non_finite", tag, None, None, f"{tag} is non-finite"))
+    return findings
 
 
 CHECKS: dict[str, Check] = {
     "ratio_explosion": _above("ratio_explosion", "policy/ratio_max", lambda t: t.ratio_high, "a ratio explodes"),
     "ratio_collapse": _below("ratio_collapse", "policy/ratio_min", lambda t: t.ratio_low, "a ratio collapses"),
-    "entropy_collapse": entropy_collapse,
-    "kl_spike": _above("kl_spike", "policy/kl", lambda t: t.kl, "the policy jumped"),
-    "value_collapse": value_collapse,
-    "gradient_drift": gradient_drift,
-    "non_finite": non_finite,
-    "lstm_saturation": _above("lstm_saturation", "health/lstm_rms", lambda t: t.lstm_high, "the memory saturates"),
-    "lstm_death": _below("lstm_death", "health/lstm_rms", lambda t: t.lstm_low, "the memory is empty"),
+    "entropy_collapse": check_entropy,
+    "kl_spike": _above("kl_spike", "policy/kl", lambda t: t.kl, "an update was too large"),
+    "value_collapse": check_critic,
+    "gradient_drift": check_gradient_norm,
+    "non_finite": check_finite,
+    "lstm_saturation": _above("lstm_saturation", "health/lstm_rms", lambda t: t.lstm_high, "the LSTM state saturates"),
+    "lstm_death": _below("lstm_death", "health/lstm_rms", lambda t: t.lstm_low, "the LSTM state is near 0"),
     "reward_hacking": _above(
         "reward_hacking",
         "seeds/finding_reward_hacking",
         lambda t: t.unearned_steps,
-        "seeds get more credit than there is",
+        "seeds get more credit than the host has gained",
     ),
     "ransomware": _above(
         "ransomware",
         "seeds/finding_ransomware",
         lambda t: t.unearned_steps,
-        "seeds made themselves needed without helping",
+        "the host depends on seeds that do not improve it",
     ),
-    "rollbacks": _above("rollbacks", "seeds/rollbacks", lambda t: t.rollbacks, "the governor brought hosts back"),
+    "rollbacks": _above("rollbacks", "seeds/rollbacks", lambda t: t.rollbacks, "the governor rolled hosts back"),
 }
 
 
 def check_all(
-    figures: Mapping[str, float], thresholds: Thresholds, remembered: CheckState, progress: float, off: Sequence[str]
+    metrics: Mapping[str, float], thresholds: Thresholds, state: CheckState, progress: float, off: Sequence[str]
 ) -> list[Finding]:
-    """Every check that is not switched off, on one round's figures."""
-    remembered.rounds += 1
+    """Run every check that is not in `off` on one round's metrics; `progress` is the finished share of the run."""
+    state.rounds += 1
     return [
         finding
         for name, check in CHECKS.items()
         if name not in off
-        for finding in check(figures, thresholds, remembered, progress)
+        for finding in check(metrics, thresholds, state, progress)
     ]

@@ -1,4 +1,4 @@
-"""TensorBoard pages that need no set-up: a layout, histograms, pictures, words, and hyperparameters."""
+"""TensorBoard pages that need no set-up: a layout of charts, histograms, images, texts and hyperparameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,18 +19,18 @@ from esper.telemetry.metrics import dashboard_layout
 from esper.telemetry.plots import as_array, contributions, frontier, ops_over_rounds
 from esper.telemetry.timeline import describe_episode, timeline
 
-COMPARED = ("episode/score", "validation/sampled_score", "validation/greedy_score", "losses/explained_variance")
+HPARAM_METRICS = ("episode/score", "validation/sampled_score", "validation/greedy_score", "losses/explained_variance")
 
 
 class Dashboard(Callback):
-    """Fills TensorBoard, where it is among the loggers.
+    """Fills TensorBoard, if it is one of the loggers.
 
     Arguments:
         settings: the run's configuration, flat
-        episodes: where they are gathered; None where nothing grows
-        attention: while it is raised, everything is drawn each round
+        episodes: buffer of the latest episodes; None if no hosts grow
+        attention: while it is open, everything is drawn each round
         histograms: rounds between histograms
-        images: rounds between pictures and words; the last round has them too
+        images: rounds between images and texts; the last round also has them
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Dashboard(Callback):
                 raise ValueError(f"callbacks.dashboard.{name}={every}: must be at least 1.")
         self._settings, self.episode_buffer, self._attention = dict(settings), episodes, attention
         self._histograms, self._images = histograms, images
-        self._begun = False
+        self._has_header = False
         self._rounds: list[int] = []
-        self._history: dict[str, list[float]] = {}  # op shares of these rounds
-        self._ends: dict[str, list[float]] = {"parameters": [], "scores": []}  # of all episodes
-        self._drawn = 0
+        self._history: dict[str, list[float]] = {}  # share of each op, by round
+        self._ends: dict[str, list[float]] = {"parameters": [], "scores": []}  # final, of all episodes
+        self._drawn = 0  # the last round with images
 
     @rank_zero_only
     def on_train_batch_end(
@@ -63,13 +63,13 @@ class Dashboard(Callback):
         if writer is None:
             return
         rounds, decisions = pl_module.counters.rounds, pl_module.counters.decisions
-        if not self._begun:
-            self._begun = True
-            self._introduce(writer, pl_module)
-        self._remember(pl_module)
-        if rounds % self._histograms == 0 or self._attention.raised(rounds):
+        if not self._has_header:
+            self._has_header = True
+            self._write_header(writer, pl_module)
+        self._append_history(pl_module)
+        if rounds % self._histograms == 0 or self._attention.is_open(rounds):
             self._add_histograms(writer, pl_module, batch, outputs["targets"], decisions)
-        if rounds % self._images == 0 or self._attention.raised(rounds):
+        if rounds % self._images == 0 or self._attention.is_open(rounds):
             self._draw(writer, pl_module, rounds, decisions)
 
     @rank_zero_only
@@ -79,16 +79,16 @@ class Dashboard(Callback):
         if writer is not None and self._history and self._drawn < pl_module.counters.rounds:
             self._draw(writer, pl_module, pl_module.counters.rounds, pl_module.counters.decisions)
 
-    def _introduce(self, writer: SummaryWriter, module: PPO) -> None:
-        """Pages, configuration and hyperparameters; a resumed run says them again, since they may not have been."""
+    def _write_header(self, writer: SummaryWriter, module: PPO) -> None:
+        """Write layout, configuration and hyperparameters; a resumed run writes them again."""
         held_out = [f"validation/{kind}_score" for kind in HELD_OUT]
         writer.add_custom_scalars(dashboard_layout([*module.latest_metrics, *held_out]))
         rows = [f"| {key} | {value} |" for key, value in self._settings.items()]
         writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]), module.counters.decisions)
-        for summary in hparams(sweep_settings(self._settings), dict.fromkeys(COMPARED)):  # type: ignore[no-untyped-call]
+        for summary in hparams(sweep_settings(self._settings), dict.fromkeys(HPARAM_METRICS)):  # type: ignore[no-untyped-call]
             writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
 
-    def _remember(self, module: PPO) -> None:
+    def _append_history(self, module: PPO) -> None:
         self._rounds.append(module.counters.rounds)
         for op in module.policy.layout.ops:
             self._history.setdefault(op, []).append(module.latest_metrics[f"policy/op_{op}"])
@@ -102,32 +102,32 @@ class Dashboard(Callback):
         self, writer: SummaryWriter, module: PPO, rollout: Rollout, targets: Any, decisions: int
     ) -> None:
         log_prob, _ = reevaluate(module, rollout)
-        uses = rollout.layout.uses(rollout.action.device)[rollout.each("op")] & rollout.valid.unsqueeze(-1)
-        several: dict[str, Tensor] = {
+        uses = rollout.layout.uses(rollout.action.device)[rollout.select_head("op")] & rollout.valid.unsqueeze(-1)
+        histograms: dict[str, Tensor] = {
             f"actions/{head}": rollout.action[..., index][uses[..., index]]
             for index, head in enumerate(rollout.layout.head_names)
         }
-        several["learning/advantages"] = targets.advantages[targets.decision]
-        several["learning/values"] = module.scale.unscaled(targets.values)[rollout.valid]
-        several["learning/ratios"] = (log_prob - rollout.log_prob).exp()[targets.active]
-        for tag, values in several.items():
+        histograms["learning/advantages"] = targets.advantages[targets.decision]
+        histograms["learning/values"] = module.scale.denormalise(targets.values)[rollout.valid]
+        histograms["learning/ratios"] = (log_prob - rollout.log_prob).exp()[targets.active]
+        for tag, values in histograms.items():
             if values.numel() and values.isfinite().all():
                 writer.add_histogram(tag, values, decisions)
 
     def _draw(self, writer: SummaryWriter, module: PPO, rounds: int, decisions: int) -> None:
         self._drawn = rounds
-        pictures = {"pictures/ops": ops_over_rounds(self._rounds, self._history)}
+        images = {"pictures/ops": ops_over_rounds(self._rounds, self._history)}
         if self.episode_buffer is not None:
             episodes = sorted(self.episode_buffer.latest["training"], key=_score)
             worst, best = episodes[0], episodes[-1]
             titled = {f"{name} of round {rounds}: score {_score(each):.2f}": each
                       for name, each in (("best", best), ("worst", worst))}  # fmt: skip
-            pictures["pictures/timeline"] = timeline(titled)
-            pictures["pictures/contribution"] = contributions(episodes)
+            images["pictures/timeline"] = timeline(titled)
+            images["pictures/contribution"] = contributions(episodes)
             if self._ends["scores"]:
-                pictures["pictures/frontier"] = frontier(self._ends["parameters"], self._ends["scores"])
-            writer.add_text("diary of the best episode", describe_episode(best), decisions)
-        for tag, figure in pictures.items():
+                images["pictures/frontier"] = frontier(self._ends["parameters"], self._ends["scores"])
+            writer.add_text("events of the best episode", describe_episode(best), decisions)
+        for tag, figure in images.items():
             writer.add_image(tag, as_array(figure), decisions, dataformats="HWC")
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Dashboard(Callback):
 
 
 def sweep_settings(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """The settings that runs of a sweep may differ in, and that can be shown beside each other."""
+    """The hyperparameters that TensorBoard compares runs by: plain values of the groups that sweeps change."""
     groups = ("seed", "gamma", "host", "data", "reward", "actions", "slots", "environment.", "policy.", "ppo.")
     return {
         key: value

@@ -1,4 +1,4 @@
-"""The episodes of a run as plain data: gathered while they are played, written as lines, summed up as figures."""
+"""The episodes of a training run: collected while they run, written to `episodes.jsonl`, summarised as metrics."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from esper.telemetry.timeline import contribution
 
 
 class EpisodeBuffer:
-    """Watches rounds of growing hosts; `latest` has the newest episodes of each kind of round."""
+    """A RoundListener that records episodes; `latest` has those of the latest round of each kind."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -49,12 +49,12 @@ class EpisodeBuffer:
 
 
 class EpisodeWriter(Callback):
-    """Reports what happened in episodes, and writes them to `episodes.jsonl` as evaluation does.
+    """Reports metrics of episodes and writes episodes to `episodes.jsonl`, in the format of evaluation.
 
     Arguments:
-        directory: of the run
-        episodes: where they are gathered; None where nothing grows
-        write: whether to write them
+        directory: directory of the run
+        episodes: buffer of the latest episodes; None if no hosts grow
+        write: whether to write `episodes.jsonl`
     """
 
     def __init__(self, directory: str | Path, episodes: EpisodeBuffer | None, *, write: bool) -> None:
@@ -64,7 +64,7 @@ class EpisodeWriter(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PPO)
         if self._write and self.episode_buffer is not None:
-            self._file.begin(pl_module.counters.rounds)
+            self._file.open_after(pl_module.counters.rounds)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -72,22 +72,22 @@ class EpisodeWriter(Callback):
         assert isinstance(pl_module, PPO)
         if self.episode_buffer is None:
             return
-        found = episode_metrics(
+        metrics = episode_metrics(
             self.episode_buffer.latest["training"], self.episode_buffer.blueprints, self.episode_buffer.hosts
         )
-        mine = torch.tensor(list(found.values()), dtype=torch.float64, device=pl_module.device)
-        measured = reduce_sum(torch.stack([mine.nan_to_num(nan=0.0), mine.isfinite().double()]))
+        local = torch.tensor(list(metrics.values()), dtype=torch.float64, device=pl_module.device)
+        measured = reduce_sum(torch.stack([local.nan_to_num(nan=0.0), local.isfinite().double()]))
         values = torch.where(measured[1] > 0, measured[0] / measured[1], torch.nan).tolist()  # means over ranks
-        pl_module.report_metrics(dict(zip(found, values, strict=True)))
+        pl_module.report_metrics(dict(zip(metrics, values, strict=True)))
         self._save(pl_module, "training")
 
     @rank_zero_only
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Held-out episodes of a round that were cut off when they were first played are played again."""
+        """Remove validation episodes of this round: a run that stopped while it validated validates again."""
         assert isinstance(pl_module, PPO)
         if self._write and self.episode_buffer is not None:
             rounds = pl_module.counters.rounds
-            self._file.keep(lambda line: line["round"] < rounds or line["kind"] == "training")
+            self._file.filter_lines(lambda line: line["round"] < rounds or line["kind"] == "training")
 
     def on_validation_batch_end(
         self,
@@ -105,8 +105,8 @@ class EpisodeWriter(Callback):
     @rank_zero_only
     def _save(self, module: PPO, kind: str) -> None:
         if self._write and self.episode_buffer is not None:
-            for line in self.episode_buffer.latest[kind]:
-                self._file.write({"round": module.counters.rounds, **line.to_dict()})
+            for episode in self.episode_buffer.latest[kind]:
+                self._file.write({"round": module.counters.rounds, **episode.to_dict()})
 
     @rank_zero_only
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -116,9 +116,9 @@ class EpisodeWriter(Callback):
 def episode_metrics(
     episodes: Sequence[EpisodeRecord], blueprints: Sequence[str], hosts: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Means over episodes of what happened in them; the same names for every round of a run.
+    """Means over episodes; every round of a run has the same names.
 
-    `hosts` are those that episodes draw from, where there are several.
+    `hosts` are the names of all hosts, if there are several.
     """
     count, slots = len(episodes), episodes[0].slots
     steps = [step for each in episodes for step in each.steps]
@@ -132,7 +132,7 @@ def episode_metrics(
     ]
     first = [each.germinations[0].step for each in episodes if each.germinations]
     gains = [gain for _, gain in fossils if gain is not None]
-    found = {
+    metrics = {
         "seeds/germinated": len(germinations) / count,
         "seeds/fossilized": sum(each.fossilized for each in episodes) / count,
         "seeds/pruned": sum(each.pruned for each in episodes) / count,
@@ -141,24 +141,24 @@ def episode_metrics(
         "seeds/contribution": _mean(gains),
     }
     for index, slot in enumerate(slots):
-        found[f"seeds/fossilized_{slot}"] = sum(place == index for place, _ in fossils) / count
+        metrics[f"seeds/fossilized_{slot}"] = sum(fossil_slot == index for fossil_slot, _ in fossils) / count
     for blueprint in blueprints:
-        found[f"seeds/germinated_{blueprint}"] = sum(each.blueprint == blueprint for each in germinations) / count
+        metrics[f"seeds/germinated_{blueprint}"] = sum(each.blueprint == blueprint for each in germinations) / count
     for term in episodes[0].steps[0].reward_terms:
         rewards = [step.reward_terms[term] for step in steps]
-        found[f"reward/{term}"] = sum(float("nan") if part is None else part for part in rewards) / count
+        metrics[f"reward/{term}"] = sum(float("nan") if part is None else part for part in rewards) / count
     for name in ("reward_hacking", "ransomware"):
-        found[f"seeds/finding_{name}"] = sum(entry.startswith(name) for s in steps for entry in s.findings) / count
+        metrics[f"seeds/finding_{name}"] = sum(entry.startswith(name) for s in steps for entry in s.findings) / count
     for name in ("train_loss", "train_accuracy", "gradient_norm", "health"):
         last = [getattr(each.steps[-1], name) for each in episodes]
-        found[f"host/{name}"] = _mean([value for value in last if value is not None])
+        metrics[f"host/{name}"] = _mean([value for value in last if value is not None])
     for host in hosts:
         own = [each for each in episodes if each.host == host]
-        found[f"hosts/score_{host}"] = _mean([each.score for each in own if each.score is not None])
-        found[f"hosts/growth_{host}"] = _mean([each.growth for each in own])
-    return found
+        metrics[f"hosts/score_{host}"] = _mean([each.score for each in own if each.score is not None])
+        metrics[f"hosts/growth_{host}"] = _mean([each.growth for each in own])
+    return metrics
 
 
 def _mean(values: Sequence[float]) -> float:
-    """NaN is not measured."""
+    """NaN if there are no values: not measured."""
     return sum(values) / len(values) if values else float("nan")

@@ -1,4 +1,4 @@
-"""How well the learner is: memory, ratios, advantages, and what the process holds. It looks, and changes nothing."""
+"""Health metrics of PPO: LSTM state, ratios, advantages and memory use. Nothing here changes training."""
 
 import resource
 import sys
@@ -13,11 +13,11 @@ from esper.controllers import LSTMState
 from esper.ppo import PPO, Rollout
 from esper.ppo.distributed import reduce_max, reduce_mean
 
-MOST_LISTED = 100  # offending ratios that are listed one by one
+MAX_LISTED = 100  # ratios outside the bounds that are listed one by one
 
 
 class Health(Callback):
-    """Reports figures of health after every update."""
+    """Reports health metrics after every update."""
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -25,26 +25,26 @@ class Health(Callback):
         assert isinstance(pl_module, PPO)
         assert isinstance(batch, Rollout)
         _, state = reevaluate(pl_module, batch)
-        found = {
+        metrics = {
             **head_usage(batch, outputs["targets"]),
             **lstm_health(state),
             **target_moments(batch, outputs["targets"]),
         }
-        if found:
-            values = torch.stack([value.double() for value in found.values()])
-            ends = {"max": 1.0, "min": -1.0}
-            sign = torch.tensor([ends.get(name.rpartition("_")[2], 0.0) for name in found], device=values.device)
-            agreed = torch.where(sign == 0, reduce_mean(values), sign * reduce_max(sign * values))
-            pl_module.report_metrics(dict(zip(found, agreed.tolist(), strict=True)))
+        if metrics:
+            values = torch.stack([value.double() for value in metrics.values()])
+            signs = {"max": 1.0, "min": -1.0}
+            sign = torch.tensor([signs.get(name.rpartition("_")[2], 0.0) for name in metrics], device=values.device)
+            reduced = torch.where(sign == 0, reduce_mean(values), sign * reduce_max(sign * values))
+            pl_module.report_metrics(dict(zip(metrics, reduced.tolist(), strict=True)))
         pl_module.report_metrics(memory_metrics(pl_module.device))
 
 
 @torch.no_grad()
 def reevaluate(module: PPO, rollout: Rollout) -> tuple[Tensor, LSTMState]:
-    """Log-probabilities [envs, steps, heads] under the policy as it is now, and its memory after the last step."""
+    """Log-probabilities [envs, steps, heads] of the current policy, and its LSTM state at the end of each episode."""
     log_prob, lengths = torch.zeros_like(rollout.log_prob), rollout.valid.sum(1)
     state = (rollout.state[0].clone(), rollout.state[1].clone())
-    for length in lengths.unique().tolist():  # type: ignore[no-untyped-call]  # an episode's memory is that at its own end
+    for length in lengths.unique().tolist():  # type: ignore[no-untyped-call]  # so that each state is that at the episode's own end
         rows = (lengths == length).nonzero().flatten()
         start = (rollout.state[0][:, rows].contiguous(), rollout.state[1][:, rows].contiguous())
         base, slots, blueprints = (part[rows, :length] for part in (rollout.base, rollout.slots, rollout.blueprints))
@@ -59,13 +59,13 @@ def reevaluate(module: PPO, rollout: Rollout) -> tuple[Tensor, LSTMState]:
 
 
 def head_usage(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
-    """How often each head took part with a choice, as a share of decisions."""
+    """The share of decisions in which each head is active."""
     shares = targets.active.sum((0, 1)) / rollout.valid.sum().clamp(min=1)
     return {f"policy/usage_{head}": shares[index] for index, head in enumerate(rollout.layout.head_names)}
 
 
 def lstm_health(state: LSTMState | None) -> dict[str, Tensor]:
-    """Size of the memory; nothing where there is none. What is not finite stays so, for the checks to see."""
+    """Root mean square and maximum of the LSTM state, also if non-finite; empty without an LSTM."""
     if state is None or not state[0].numel():
         return {}
     both = torch.cat([part.flatten() for part in state]).double()
@@ -73,36 +73,36 @@ def lstm_health(state: LSTMState | None) -> dict[str, Tensor]:
 
 
 def target_moments(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
-    """Advantages and returns after normalisation."""
-    advantages, chosen = targets.advantages.double(), targets.decision
-    count = chosen.sum().clamp(min=1)
+    """Moments of advantages and returns after normalisation."""
+    advantages, decision = targets.advantages.double(), targets.decision
+    count = decision.sum().clamp(min=1)
     returns, valid = targets.returns.double(), rollout.valid
     mean = torch.where(valid, returns, 0).sum() / valid.sum().clamp(min=1)
-    spread = torch.where(valid, (returns - mean).square(), 0).sum() / valid.sum().clamp(min=1)
+    variance = torch.where(valid, (returns - mean).square(), 0).sum() / valid.sum().clamp(min=1)
     return {
-        "policy/advantage_min": torch.where(chosen, advantages, 0).amin(),
-        "policy/advantage_max": torch.where(chosen, advantages, 0).amax(),
-        "policy/advantage_skew": torch.where(chosen, advantages**3, 0).sum() / count,
-        "policy/advantage_positive": ((advantages > 0) & chosen).sum() / count,
+        "policy/advantage_min": torch.where(decision, advantages, 0).amin(),
+        "policy/advantage_max": torch.where(decision, advantages, 0).amax(),
+        "policy/advantage_skew": torch.where(decision, advantages**3, 0).sum() / count,
+        "policy/advantage_positive": ((advantages > 0) & decision).sum() / count,
         "policy/return_scaled_mean": mean,
-        "policy/return_scaled_std": spread.sqrt(),
+        "policy/return_scaled_std": variance.sqrt(),
     }
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Most memory held so far, in GB."""
+    """Peak memory so far, in GB."""
     unit = 1e9 if sys.platform == "darwin" else 1e6  # macOS counts bytes, Linux kilobytes
-    found = {"health/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
+    metrics = {"health/memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
     if device.type == "cuda":
-        found["health/device_memory_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
-    return found
+        metrics["health/device_memory_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
+    return metrics
 
 
 @dataclass(frozen=True)
 class RatioDiagnostic:
-    """Ratios of new to old probability that lie outside bounds; the list is cut off, the counts are not."""
+    """Ratios of new to old probability outside bounds: all are counted, at most MAX_LISTED are listed."""
 
-    reduce_max: float
+    largest: float
     smallest: float
     above: int
     below: int
@@ -111,12 +111,12 @@ class RatioDiagnostic:
 
     @classmethod
     def of(cls, log_prob: Tensor, rollout: Rollout, active: Tensor, *, low: float, high: float) -> "RatioDiagnostic":
-        """`log_prob`, `active` [envs, steps, heads]; only heads that took part with a choice are looked at."""
+        """`log_prob`, `active` [envs, steps, heads]; only active heads are counted."""
         ratio = torch.where(active, (log_prob - rollout.log_prob).double().exp(), 1.0)
         finite = ratio.isfinite()
         above, below = finite & (ratio > high), finite & (ratio < low)
-        seen = torch.where(finite, ratio, 1.0)
-        offending = (above | below | ~finite).nonzero()[:MOST_LISTED].tolist()
+        bounded = torch.where(finite, ratio, 1.0)
+        outside = (above | below | ~finite).nonzero()[:MAX_LISTED].tolist()
         names, options = rollout.layout.head_names, list(rollout.layout.options.values())
         listed = [
             {
@@ -126,8 +126,13 @@ class RatioDiagnostic:
                 "option": options[head][int(rollout.action[env, step, head])],
                 "ratio": ratio[env, step, head].item() if finite[env, step, head] else None,
             }
-            for env, step, head in offending
+            for env, step, head in outside
         ]
         return cls(
-            seen.amax().item(), seen.amin().item(), int(above.sum()), int(below.sum()), int((~finite).sum()), listed
+            bounded.amax().item(),
+            bounded.amin().item(),
+            int(above.sum()),
+            int(below.sum()),
+            int((~finite).sum()),
+            listed,
         )

@@ -1,6 +1,6 @@
-"""Every figure a run reports: its meaning, what is healthy, and where the dashboards show it.
+"""Every metric that a run reports: its meaning, its healthy range, and its chart in TensorBoard.
 
-Tags have places for names: {head}, {op}, {term}, {slot}, {blueprint}, {host}, {kind}, {figure}.
+Tags have placeholders: {head}, {op}, {term}, {slot}, {blueprint}, {host}, {kind}, {metric}, {statistic}, {detector}.
 """
 
 import re
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAGES = ("Controller", "Episodes", "Seeds", "Reward", "Health", "Time")
-HEALTHY_KL = (0.003, 0.03)  # of an update: enough to learn from, no more than a round can tell
+HEALTHY_KL = (0.003, 0.03)  # of an update: large enough to learn, small enough for the noise of one round
 
 
 @dataclass(frozen=True)
 class Metric:
-    """`chart` is the picture on a page in which the metric is a line; empty where it is shown in none."""
+    """A metric, or a family of metrics; `chart` names its chart on `page`, or is empty if it has none."""
 
     tag: str
     page: str
@@ -26,85 +26,85 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("round", "", "", "rounds played"),
-    Metric("episode/score", "Episodes", "score", "validation score less ln(parameters / host's), mean of a round", "rises"),
-    Metric("validation/{kind}_score", "Episodes", "score", "the same on held-out seeds, sampled or greedy", "rises"),
-    Metric("validation/{kind}_{figure}", "", "", "any figure of an episode, on held-out seeds"),
+    Metric("round", "", "", "number of finished rounds"),
+    Metric("episode/score", "Episodes", "score", "validation score minus ln(parameters / host parameters), mean over a round's episodes", "rises"),
+    Metric("validation/{kind}_score", "Episodes", "score", "the same on validation episodes, sampled or greedy", "rises"),
+    Metric("validation/{kind}_{metric}", "", "", "any other metric of episodes, on validation episodes"),
     Metric("episode/return", "Episodes", "return", "sum of an episode's rewards", "rises"),
-    Metric("episode/validation_score", "Episodes", "accuracy", "accuracy in points, or bits per byte times -100", "rises"),
-    Metric("episode/growth", "Episodes", "growth", "parameters at the end by those of the host"),
-    Metric("episode/fossils", "Episodes", "fossils", "fossilised seeds at the end"),
-    Metric("episode/loss", "Episodes", "loss", "validation loss at the end", "falls"),
-    Metric("episode/gflops", "Episodes", "GFLOPs", "spent on an episode"),
+    Metric("episode/validation_score", "Episodes", "accuracy", "accuracy in points, or -100 times bits per byte", "rises"),
+    Metric("episode/growth", "Episodes", "growth", "final parameters / host parameters"),
+    Metric("episode/fossils", "Episodes", "fossils", "fossilised seeds at the end of an episode"),
+    Metric("episode/loss", "Episodes", "loss", "validation loss at the end of an episode", "falls"),
+    Metric("episode/gflops", "Episodes", "GFLOPs", "GFLOPs spent in an episode"),
     Metric("episode/length", "Episodes", "length", "decisions in an episode"),
     Metric("host/train_loss", "Episodes", "host training", "training loss in the last step"),
-    Metric("host/train_accuracy", "Episodes", "host training", "training accuracy in the last step, a share"),
-    Metric("hosts/score_{host}", "Episodes", "score by host", "of the episodes that drew this host, where there are several", "rises"),
-    Metric("hosts/growth_{host}", "Episodes", "growth by host", "unlike where the controller tells hosts apart"),
-    Metric("policy/op_{op}", "Controller", "share of each op", "how often each op was chosen", "no op near 1 for long"),
-    Metric("policy/entropy_{head}", "Controller", "entropy", "of a head where it had a choice, as a share of the most", "falls slowly; above 0.1"),
-    Metric("policy/usage_{head}", "Controller", "usage", "share of decisions in which the head took part with a choice"),
-    Metric("policy/kl", "Controller", "KL", "between the acting and the updated policy", "{} to {}".format(*HEALTHY_KL)),
-    Metric("policy/kl_{head}", "Controller", "KL by head", "the part of each head"),
+    Metric("host/train_accuracy", "Episodes", "host training", "training accuracy in the last step, 0 to 1"),
+    Metric("hosts/score_{host}", "Episodes", "score by host", "mean score of the episodes with this host, if there are several hosts", "rises"),
+    Metric("hosts/growth_{host}", "Episodes", "growth by host", "mean growth of the episodes with this host; differs if the controller distinguishes hosts"),
+    Metric("policy/op_{op}", "Controller", "share of each op", "share of decisions with this op", "no op near 1 for long"),
+    Metric("policy/entropy_{head}", "Controller", "entropy", "normalised entropy of a head (0 to 1), mean over the steps where it is available", "falls slowly; above 0.1"),
+    Metric("policy/usage_{head}", "Controller", "usage", "share of decisions in which the head is active"),
+    Metric("policy/kl", "Controller", "KL", "KL between the acting and the updated policy", "{} to {}".format(*HEALTHY_KL)),
+    Metric("policy/kl_{head}", "Controller", "KL by head", "each head's part of the KL"),
     Metric("policy/clipped_{head}", "Controller", "clipped", "share of ratios outside the clip range", "below 0.3"),
-    Metric("policy/ratio_max", "Controller", "ratio", "largest ratio in the last pass", "below 5"),
-    Metric("policy/ratio_min", "Controller", "ratio", "smallest ratio in the last pass", "above 0.1"),
-    Metric("policy/epochs", "Controller", "passes", "passes over the round before the KL ended them"),
-    Metric("policy/kl_stop", "Controller", "passes", "1 where the KL ended the update"),
-    Metric("policy/forced", "Controller", "forced", "share of decisions without a choice"),
+    Metric("policy/ratio_max", "Controller", "ratio", "largest ratio in the last minibatch", "below 5"),
+    Metric("policy/ratio_min", "Controller", "ratio", "smallest ratio in the last minibatch", "above 0.1"),
+    Metric("policy/epochs", "Controller", "passes", "passes over the round in this update"),
+    Metric("policy/kl_stop", "Controller", "passes", "1 if the KL ended the update"),
+    Metric("policy/forced", "Controller", "forced", "share of decisions with only one legal action"),
     Metric("policy/entropy_bonus", "Controller", "entropy bonus", "weight of entropy in the loss"),
-    Metric("losses/policy", "Controller", "losses", "surrogate, summed over heads"),
-    Metric("losses/value", "Controller", "losses", "of the critic, in units of the return scale", "falls"),
-    Metric("losses/explained_variance", "Controller", "explained variance", "share of the returns' variance that values foretold", "above 0.3 after a tenth of the run"),
-    Metric("policy/advantage_mean", "Controller", "advantages", "before normalisation, over decisions with a choice"),
-    Metric("policy/advantage_std", "Controller", "advantages", "before normalisation"),
-    Metric("policy/advantage_{figure}", "Controller", "advantages, normalised", "after normalisation: least, most, skew, share above 0"),
-    Metric("policy/return_mean", "Controller", "returns and values", "discounted return"),
-    Metric("policy/return_std", "Controller", "returns and values", "its standard deviation"),
-    Metric("policy/return_scaled_{figure}", "Controller", "returns, scaled", "in units of the return scale: mean and standard deviation", "about 0 and 1"),
-    Metric("policy/value_mean", "Controller", "returns and values", "what the critic expected"),
-    Metric("policy/value_std", "Controller", "returns and values", "its standard deviation"),
-    Metric("seeds/germinated", "Seeds", "events", "seeds germinated in an episode"),
-    Metric("seeds/fossilized", "Seeds", "events", "seeds fossilised in an episode"),
-    Metric("seeds/pruned", "Seeds", "events", "seeds pruned in an episode"),
-    Metric("seeds/first", "Seeds", "first germination", "its step, in episodes with one"),
-    Metric("seeds/contribution", "Seeds", "contribution", "points, of seeds when they were fossilised", "above 0"),
-    Metric("seeds/germinated_{blueprint}", "Seeds", "germinated by blueprint", "in an episode"),
-    Metric("seeds/fossilized_{slot}", "Seeds", "fossilised by slot", "share of episodes"),
-    Metric("seeds/rollbacks", "Health", "rollbacks", "by the governor, in an episode", "0"),
-    Metric("seeds/finding_{figure}", "Health", "findings", "credit that was not earned: steps in an episode", "0"),
-    Metric("reward/{term}", "Reward", "terms", "sum over an episode of each term"),
-    Metric("health/gradient_norm", "Health", "gradient norm", "of the policy before clipping, largest of the update"),
-    Metric("health/gradient_{head}", "Health", "gradient by head", "norm of each head's gradient and of the critic's", "above 0 where the head is used"),
-    Metric("health/policy", "Health", "gradient health", "of the policy: 1 less vanishing and exploding weights", "above 0.5"),
-    Metric("host/health", "Health", "gradient health", "of the hosts in the last step", "above 0.5"),
-    Metric("host/gradient_norm", "Health", "host gradient norm", "in the last step, before clipping"),
-    Metric("health/lstm_rms", "Health", "LSTM", "root mean square of the memory at the end of episodes", "0.001 to 10"),
-    Metric("health/lstm_max", "Health", "LSTM", "largest number in it"),
-    Metric("health/skipped", "Health", "skipped", "minibatches that were not finite, so far", "0"),
-    Metric("health/anomalies", "Health", "anomalies", "findings so far"),
-    Metric("health/memory_gb", "Health", "memory", "most that the process has held"),
-    Metric("health/device_memory_gb", "Health", "memory", "most that the device has held"),
-    Metric("time/environment", "Time", "seconds", "of a round in the environment"),
-    Metric("time/train", "Time", "seconds", "of that, hosts trained"),
-    Metric("time/measure", "Time", "seconds", "of that, hosts were measured"),
-    Metric("time/policy", "Time", "seconds", "of a round in the policy"),
-    Metric("time/update", "Time", "seconds", "of the update"),
-    Metric("time/decisions_per_second", "Time", "decisions a second", "round and update together"),
-    Metric("time/samples_per_second", "Time", "samples a second", "that hosts were trained on"),
+    Metric("losses/policy", "Controller", "losses", "clipped surrogate loss, summed over heads"),
+    Metric("losses/value", "Controller", "losses", "loss of the critic, in units of the return scale", "falls"),
+    Metric("losses/explained_variance", "Controller", "explained variance", "explained variance of returns: 1 - Var(return - value) / Var(return)", "above 0.3 after a tenth of the run"),
+    Metric("policy/advantage_mean", "Controller", "advantages", "mean advantage before normalisation, over steps with an active head"),
+    Metric("policy/advantage_std", "Controller", "advantages", "standard deviation of the same"),
+    Metric("policy/advantage_{statistic}", "Controller", "advantages, normalised", "normalised advantages: minimum, maximum, skewness, share above 0"),
+    Metric("policy/return_mean", "Controller", "returns and values", "mean of returns (discounted by gamma)"),
+    Metric("policy/return_std", "Controller", "returns and values", "standard deviation of returns"),
+    Metric("policy/return_scaled_{statistic}", "Controller", "returns, scaled", "normalised returns: mean and standard deviation", "about 0 and 1"),
+    Metric("policy/value_mean", "Controller", "returns and values", "mean of the critic's predictions"),
+    Metric("policy/value_std", "Controller", "returns and values", "standard deviation of the critic's predictions"),
+    Metric("seeds/germinated", "Seeds", "events", "seeds germinated per episode"),
+    Metric("seeds/fossilized", "Seeds", "events", "seeds fossilised per episode"),
+    Metric("seeds/pruned", "Seeds", "events", "seeds pruned per episode"),
+    Metric("seeds/first", "Seeds", "first germination", "step of the first germination, over episodes that have one"),
+    Metric("seeds/contribution", "Seeds", "contribution", "contribution of seeds when they were fossilised, in points", "above 0"),
+    Metric("seeds/germinated_{blueprint}", "Seeds", "germinated by blueprint", "seeds of this blueprint germinated per episode"),
+    Metric("seeds/fossilized_{slot}", "Seeds", "fossilised by slot", "share of episodes with a seed fossilised in this slot"),
+    Metric("seeds/rollbacks", "Health", "rollbacks", "rollbacks by the governor per episode", "0"),
+    Metric("seeds/finding_{detector}", "Health", "findings", "steps per episode in which a detector finds credit that a seed did not earn", "0"),
+    Metric("reward/{term}", "Reward", "terms", "sum of the reward term over an episode"),
+    Metric("health/gradient_norm", "Health", "gradient norm", "gradient norm of the policy before clipping, largest of the update"),
+    Metric("health/gradient_{head}", "Health", "gradient by head", "gradient norm of each head, and of the critic", "above 0 if the head is used"),
+    Metric("health/policy", "Health", "gradient health", "gradients of the policy: 1 - 0.5 x share of vanishing tensors - 0.8 x share of exploding tensors", "above 0.5"),
+    Metric("host/health", "Health", "gradient health", "the same for the hosts, in the last step", "above 0.5"),
+    Metric("host/gradient_norm", "Health", "host gradient norm", "gradient norm of the hosts in the last step, before clipping"),
+    Metric("health/lstm_rms", "Health", "LSTM", "root mean square of the LSTM state at the end of episodes", "0.001 to 10"),
+    Metric("health/lstm_max", "Health", "LSTM", "largest absolute value of the LSTM state"),
+    Metric("health/skipped", "Health", "skipped", "minibatches skipped for non-finite values, so far", "0"),
+    Metric("health/anomalies", "Health", "anomalies", "findings of the anomaly checks, so far"),
+    Metric("health/memory_gb", "Health", "memory", "peak memory of the process, in GB"),
+    Metric("health/device_memory_gb", "Health", "memory", "peak memory of the device, in GB"),
+    Metric("time/environment", "Time", "seconds", "seconds of a round in the environment"),
+    Metric("time/train", "Time", "seconds", "seconds of the environment in which hosts train"),
+    Metric("time/measure", "Time", "seconds", "seconds of the environment in which hosts are measured"),
+    Metric("time/policy", "Time", "seconds", "seconds of a round in the policy"),
+    Metric("time/update", "Time", "seconds", "seconds of the update"),
+    Metric("time/decisions_per_second", "Time", "decisions per second", "decisions per second of round and update"),
+    Metric("time/samples_per_second", "Time", "samples per second", "training samples of the hosts per second of round and update"),
 )  # fmt: skip
 
 
 def find_metric(tag: str) -> Metric | None:
-    """The entry of a tag: one without places for names if there is one, else the first that fits."""
+    """The entry of a tag: an entry without placeholders first, then the first that matches."""
     exact = [metric for metric in METRICS if metric.tag == tag]
     return next(iter(exact + [metric for metric in METRICS if metric.matches(tag)]), None)
 
 
 def dashboard_layout(tags: Sequence[str]) -> dict[str, dict[str, list[object]]]:
-    """Pages and charts of TensorBoard's custom scalars for the tags there are."""
+    """The layout of TensorBoard's custom scalars, by page and chart, for the given tags."""
     pages: dict[str, dict[str, list[object]]] = {page: {} for page in PAGES}
-    order = {metric.tag: place for place, metric in enumerate(METRICS)}
+    order = {metric.tag: index for index, metric in enumerate(METRICS)}
     known = [(order[metric.tag], tag, metric) for tag in tags if (metric := find_metric(tag)) is not None]
     for _, tag, metric in sorted(known, key=lambda entry: entry[:2]):
         if metric.chart:
@@ -114,16 +114,14 @@ def dashboard_layout(tags: Sequence[str]) -> dict[str, dict[str, list[object]]]:
 
 
 def metrics_page() -> str:
-    """The glossary as a page in Markdown: docs/metrics.md."""
-    lines = ["# What a run reports", ""]
-    lines.append(
-        "Every tag in TensorBoard and every key in `rounds.jsonl`, against the number of decisions. The page is"
-    )
-    lines.append("made from the table in `esper/telemetry/glossary.py`, by `document()`.")
+    """The table as a Markdown page: docs/metrics.md."""
+    lines = ["# Metrics", ""]
+    lines.append("Every tag in TensorBoard and every key in `rounds.jsonl`. The x-axis is the number of decisions.")
+    lines.append("`metrics_page()` in `esper/telemetry/metrics.py` generates this page.")
     for page in (*PAGES, ""):
         lines += [
             "",
-            f"## {page or 'Beside the pages'}",
+            f"## {page or 'Not in a chart'}",
             "",
             "| tag | chart | meaning | healthy |",
             "|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Pictures of a run for TensorBoard."""
+"""Figures of a run for TensorBoard."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +19,7 @@ def as_array(figure: Figure) -> np.ndarray:
 
 
 def ops_over_rounds(rounds: Sequence[float], shares: Mapping[str, Sequence[float]]) -> Figure:
-    """How often each op was chosen, round by round."""
+    """Share of each op over rounds."""
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     axes.stackplot(rounds, list(shares.values()), labels=list(shares))
@@ -29,7 +29,7 @@ def ops_over_rounds(rounds: Sequence[float], shares: Mapping[str, Sequence[float
 
 
 def contributions(episodes: Sequence[EpisodeRecord]) -> Figure:
-    """What fossilised seeds contributed when they were fossilised, by slot and blueprint, in points."""
+    """Mean contribution of seeds when they were fossilised, by slot and blueprint, in points."""
     gains: dict[tuple[str, str], list[float]] = {}
     for episode in episodes:
         for when, step in enumerate(episode.steps):
@@ -44,37 +44,37 @@ def contributions(episodes: Sequence[EpisodeRecord]) -> Figure:
     axes = figure.subplots()
     for (blueprint, slot), values in gains.items():
         table[blueprints.index(blueprint), slots.index(slot)] = float(np.mean(values))
-    most = max(1.0, float(np.nanmax(np.abs(table)))) if gains else 1.0
-    bound = 1.6 * most  # so that figures can be read on every colour
+    largest = max(1.0, float(np.nanmax(np.abs(table)))) if gains else 1.0
+    bound = 1.6 * largest  # so that text is readable on every colour
     image = axes.imshow(table, cmap="RdBu", vmin=-bound, vmax=bound, aspect="auto")
     for (blueprint, slot), values in gains.items():
         text = f"{np.mean(values):+.1f} ({len(values)})"
         axes.text(slots.index(slot), blueprints.index(blueprint), text, ha="center", va="center", fontsize=8)
     axes.set_xticks(range(len(slots)), slots)
     axes.set_yticks(range(len(blueprints)), blueprints)
-    axes.set_title("mean contribution in points of seeds when fossilised (how many)", fontsize=9)
+    axes.set_title("mean contribution in points of seeds when fossilised (count)", fontsize=9)
     figure.colorbar(image)
     return figure
 
 
 def frontier(parameters: Sequence[float], scores: Sequence[float]) -> Figure:
-    """Score against parameters of all episodes so far; those that no other beats on both are joined."""
+    """Score against parameters of all episodes so far, and their Pareto frontier as a line."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.scatter(parameters, scores, c=np.arange(len(scores)), cmap="viridis", s=14)
-    best = undominated(parameters, scores)
+    best = pareto_frontier(parameters, scores)
     axes.plot([parameters[i] for i in best], [scores[i] for i in best], "o-", color="#cc4125", fillstyle="none")
     axes.set(xlabel="parameters at the end", ylabel="validation score", xscale="log")
-    axes.set_title("all episodes, darker is earlier; the line is the frontier", fontsize=9)
+    axes.set_title("all episodes, darker is earlier; the line is the Pareto frontier", fontsize=9)
     return figure
 
 
-def undominated(parameters: Sequence[float], scores: Sequence[float]) -> list[int]:
-    """Indices of the points with no other that has fewer parameters and at least the score, by parameters."""
+def pareto_frontier(parameters: Sequence[float], scores: Sequence[float]) -> list[int]:
+    """Indices of the points that no other point beats in parameters and score, ordered by parameters."""
     order = sorted(range(len(scores)), key=lambda i: (parameters[i], -scores[i]))
-    best, found = -np.inf, []
+    best, frontier_points = -np.inf, []
     for index in order:
         if scores[index] > best:
             best = scores[index]
-            found.append(index)
-    return found
+            frontier_points.append(index)
+    return frontier_points

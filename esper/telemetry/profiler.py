@@ -1,4 +1,4 @@
-"""torch's profiler with the activities that a device has, its output in the run's directory."""
+"""torch's profiler with the activities of a device; it writes into the run's directory."""
 
 from pathlib import Path
 
@@ -6,20 +6,24 @@ import torch
 from lightning.pytorch.profilers import PyTorchProfiler
 from torch.profiler import ProfilerActivity
 
-BY_DEVICE = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}
+ACTIVITY_NAMES = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}
 
 
 def activities(device: torch.device) -> list[ProfilerActivity]:
-    """What is recorded: the CPU, and the device's own where torch can."""
-    wanted = getattr(ProfilerActivity, BY_DEVICE.get(device.type, ""), None)
-    can = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
-    return [ProfilerActivity.CPU, *([wanted] if wanted is not None and wanted in can else [])]
+    """The CPU, and the device's own activity if torch supports it."""
+    own = getattr(ProfilerActivity, ACTIVITY_NAMES.get(device.type, ""), None)
+    supported = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
+    return [ProfilerActivity.CPU, *([own] if own is not None and own in supported else [])]
 
 
 def torch_profiler(directory: str | Path, device: torch.device, *, filename: str, rows: int) -> PyTorchProfiler:
-    """Arguments: the run's directory and device; the file's name; rows of the table that it writes.
+    """torch's profiler for a whole run: without a schedule, since a step of the Trainer is a whole round.
 
-    Everything is recorded, without a schedule: a step of the trainer is a whole round here.
+    Arguments:
+        directory: directory of the run
+        device: device that is profiled, besides the CPU
+        filename: prefix of the files' names
+        rows: rows of the table that is written
     """
     return PyTorchProfiler(
         dirpath=str(directory), filename=filename, activities=activities(device), row_limit=rows,

@@ -1,4 +1,4 @@
-"""A bar over rounds and one over the steps of a round, or lines where nobody can see bars."""
+"""Progress bars over rounds and over the steps of a round; lines of text if there is no terminal."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,40 +7,43 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import Progress as ProgressBars
 from torch import Tensor
 
 from esper.ppo import PPO, Rollout
 
-RUNNING = 5  # rounds over which the running score is a mean
+WINDOW = 5  # rounds of the running mean of scores
 
 
 class ProgressDisplay(Callback):
-    """Shows how far a run is, and its running episode score.
+    """Shows the progress of a run, and the running mean of its episode scores.
 
     Arguments:
-        console: where
-        rounds, decisions: of the whole run; the first bar is over decisions where these are not None
-        every: rounds between lines where there is no terminal
+        console: where to print
+        rounds, decisions: length of the whole run; the first bar counts decisions if these are not None
+        every: rounds between lines if there is no terminal
     """
 
     def __init__(self, console: Console, *, rounds: int, decisions: int | None = None, every: int = 1) -> None:
         if every < 1:
             raise ValueError(f"callbacks.progress.every={every}: must be at least 1.")
         self._console, self._rounds, self._decisions, self._every = console, rounds, decisions, every
-        self._recent: deque[float] = deque(maxlen=RUNNING)
+        self._recent: deque[float] = deque(maxlen=WINDOW)
         columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        show = console.is_terminal
-        self._bars = Bars(
-            *columns, TextColumn("left"), TimeRemainingColumn(), console=console, transient=True, disable=not show
+        self._bars = ProgressBars(
+            *columns,
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
         )
-
         self._outer = self._bars.add_task("rounds", total=decisions or rounds)
         self._inner = self._bars.add_task("steps", total=1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         assert isinstance(pl_module, PPO)
-        self._bars.update(self._outer, completed=self._done(pl_module))
+        self._bars.update(self._outer, completed=self._completed(pl_module))
         self._bars.start()
 
     def on_round_start(self, kind: str, episode_seeds: Sequence[int], steps: int) -> None:
@@ -54,25 +57,25 @@ class ProgressDisplay(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PPO)
-        figures, counters = pl_module.latest_metrics, pl_module.counters
-        self._recent.append(figures["episode/score"])
+        metrics, counters = pl_module.latest_metrics, pl_module.counters
+        self._recent.append(metrics["episode/score"])
         running = sum(self._recent) / len(self._recent)
-        word = "rounds" if self._decisions is None else "decisions"
-        self._bars.update(self._outer, completed=self._done(pl_module), description=f"{word}, score {running:.2f}")
+        unit = "rounds" if self._decisions is None else "decisions"
+        self._bars.update(self._outer, completed=self._completed(pl_module), description=f"{unit}, score {running:.2f}")
         if not self._console.is_terminal and counters.rounds % self._every == 0:
-            self._console.print(round_line(counters.rounds, self._rounds, running, figures))
+            self._console.print(round_line(counters.rounds, self._rounds, running, metrics))
 
-    def _done(self, module: PPO) -> int:
+    def _completed(self, module: PPO) -> int:
         return module.counters.rounds if self._decisions is None else module.counters.decisions
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._bars.stop()
 
 
-def round_line(done: int, rounds: int, running: float, figures: dict[str, float]) -> str:
-    """A round in one line."""
+def round_line(done: int, rounds: int, running: float, metrics: dict[str, float]) -> str:
+    """One round as a line of text."""
     return (
-        f"round {done}/{rounds}  score {figures['episode/score']:.2f} (running {running:.2f})  "
-        f"return {figures['episode/return']:.2f}  explained variance {figures['losses/explained_variance']:.2f}  "
-        f"kl {figures.get('policy/kl', 0.0):.4f}  entropy {figures.get('policy/entropy_op', 0.0):.2f}"
+        f"round {done}/{rounds}  score {metrics['episode/score']:.2f} (running {running:.2f})  "
+        f"return {metrics['episode/return']:.2f}  explained variance {metrics['losses/explained_variance']:.2f}  "
+        f"kl {metrics.get('policy/kl', 0.0):.4f}  entropy {metrics.get('policy/entropy_op', 0.0):.2f}"
     )

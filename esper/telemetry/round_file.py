@@ -1,4 +1,4 @@
-"""Lines of JSON that belong to rounds; a resumed run takes back those of rounds that it plays again."""
+"""JSON lines that belong to rounds; a resumed run removes those of rounds that it runs again."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,30 +9,30 @@ from esper.records import LineWriter, read_lines
 
 
 class RoundFile:
-    """A file of lines, each with its `round`; whole lines only, whatever happens to the run."""
+    """A file of JSON lines, each with its `round`; it has whole lines only, even if the run is killed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._writer: LineWriter | None = None
 
-    def begin(self, rounds: int) -> None:
-        """Go on behind so many rounds."""
-        self.keep(lambda line: line["round"] <= rounds)
+    def open_after(self, rounds: int) -> None:
+        """Open the file to continue after the given number of rounds; later lines are removed."""
+        self.filter_lines(lambda line: line["round"] <= rounds)
         self._writer = LineWriter(self.path)
 
-    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Take back all lines that are not wanted."""
-        found = self.lines()
-        kept = [line for line in found if wanted(line)]
-        if len(kept) < len(found):
-            self.rewrite(kept)
+    def filter_lines(self, is_wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Remove all lines that are not wanted."""
+        lines = self.lines()
+        wanted = [line for line in lines if is_wanted(line)]
+        if len(wanted) < len(lines):
+            self.rewrite(wanted)
 
     def rewrite(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """These lines in place of all."""
+        """Replace all lines, atomically."""
         self.close()
-        unfinished = self.path.with_suffix(".part")
-        unfinished.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), encoding="utf-8")
-        unfinished.replace(self.path)
+        temporary = self.path.with_suffix(".part")
+        temporary.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), encoding="utf-8")
+        temporary.replace(self.path)
 
     def write(self, line: Mapping[str, Any]) -> None:
         if self._writer is None:

@@ -1,4 +1,4 @@
-"""Every round's figures as a line of JSON."""
+"""The metrics of every round as JSON lines, and the table at the end of a run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from esper.telemetry.round_file import RoundFile
 
 
 class RoundWriter(Callback):
-    """Writes `rounds.jsonl`; a resumed run takes back the lines of rounds that it plays again.
+    """Writes `rounds.jsonl`; a resumed run removes the lines of rounds that it runs again.
 
     Arguments:
-        directory: of the run
+        directory: directory of the run
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -27,7 +27,7 @@ class RoundWriter(Callback):
     @rank_zero_only
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PPO)
-        self._file.begin(pl_module.counters.rounds)
+        self._file.open_after(pl_module.counters.rounds)
 
     @rank_zero_only
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -35,8 +35,8 @@ class RoundWriter(Callback):
         counters = pl_module.counters
         line: dict[str, Any] = {"round": counters.rounds, "decisions": counters.decisions}
         for name, value in pl_module.latest_metrics.items():
-            fresh = not name.startswith("validation/") or pl_module.validated_round == counters.rounds
-            if fresh:
+            is_fresh = not name.startswith("validation/") or pl_module.validated_round == counters.rounds
+            if is_fresh:
                 line[name] = value if math.isfinite(value) else None
         self._file.write(line)
 
@@ -48,27 +48,27 @@ class RoundWriter(Callback):
         """All rounds so far."""
         return self._file.lines()
 
-    def amend(self, figures: Mapping[str, float]) -> list[dict[str, Any]]:
-        """Add figures that were measured after the last round to its line; all lines."""
+    def amend(self, metrics: Mapping[str, float]) -> list[dict[str, Any]]:
+        """Add metrics that were measured after the last round to its line; returns all lines."""
         lines = self.lines()
-        lines[-1].update({name: value if math.isfinite(value) else None for name, value in figures.items()})
+        lines[-1].update({name: value if math.isfinite(value) else None for name, value in metrics.items()})
         self._file.rewrite(lines)
         return lines
 
 
 def summary_table(rounds: Sequence[dict[str, Any]], held_out: Mapping[str, float], share: float) -> Table:
-    """What a run came to: its first and last rounds, its best one, and the episodes it never learned from."""
+    """The result of a run: its first and last rounds (each a `share` of all), its best round, and validation."""
     names = [name.removeprefix("episode/") for name in rounds[0] if name.startswith("episode/")]
     table = Table(title="means over episodes")
     for name in ("", *names):
         table.add_column(name.replace("_", " "), justify="right" if name else "left")
-    some = max(1, round(share * len(rounds)))
+    count = max(1, round(share * len(rounds)))
     best = max(rounds, key=lambda line: float("-inf") if line["episode/score"] is None else line["episode/score"])
-    parts = {f"first {some} rounds": rounds[:some], f"last {some} rounds": rounds[-some:]}
+    parts = {f"first {count} rounds": rounds[:count], f"last {count} rounds": rounds[-count:]}
     parts[f"best round, {best['round']}"] = [best]
     for label, lines in parts.items():
-        seen = [[line[f"episode/{name}"] for line in lines if line[f"episode/{name}"] is not None] for name in names]
-        table.add_row(label, *[f"{sum(values) / len(values):.2f}" if values else "-" for values in seen])
+        columns = [[line[f"episode/{name}"] for line in lines if line[f"episode/{name}"] is not None] for name in names]
+        table.add_row(label, *[f"{sum(values) / len(values):.2f}" if values else "-" for values in columns])
     for kind in HELD_OUT:
         if f"validation/{kind}_score" in held_out:
             table.add_row(f"held out, {kind}", *[f"{held_out[f'validation/{kind}_{name}']:.2f}" for name in names])

@@ -1,4 +1,4 @@
-"""What happened in episodes, as a picture and in words."""
+"""What happens in an episode, as a figure and as text."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,16 +22,19 @@ COLOURS = {
 }
 VERBS = {
     Stage.GERMINATED: "germinates",
-    Stage.TRAINING: "trains behind the host",
-    Stage.BLENDING: "begins to blend in",
-    Stage.HOLDING: "is fully in and held",
+    Stage.TRAINING: "trains in isolation",
+    Stage.BLENDING: "starts to blend in",
+    Stage.HOLDING: "is fully blended in and held",
     Stage.FOSSILIZED: "is fossilised",
     Stage.PRUNED: "is pruned",
 }
 
 
 def contribution(steps: Sequence[StepEntry], index: int, slot: int) -> float | None:
-    """The latest that was measured of a slot's seed up to a step; a seed is measured while it is undecided."""
+    """The latest measured contribution of a slot's seed up to a step; None if it was never measured.
+
+    A seed is measured until it is fossilised or pruned.
+    """
     for step in reversed(steps[: index + 1]):
         gain: float | None = step.contribution[slot]
         if gain is not None:
@@ -42,7 +45,7 @@ def contribution(steps: Sequence[StepEntry], index: int, slot: int) -> float | N
 
 
 def timeline(episodes: Mapping[str, EpisodeRecord]) -> Figure:
-    """A column for each titled episode: the score, and slots x steps coloured by stage with alpha as a line."""
+    """A column for each episode, by title: its score, and slots x steps coloured by stage with alpha as a line."""
     count = len(episodes)
     figure = Figure(figsize=(max(5.0, 3.6 * count), 4.2), layout="constrained")
     panels = figure.subplots(2, count, squeeze=False, sharex=True, height_ratios=[2, 1])
@@ -53,13 +56,13 @@ def timeline(episodes: Mapping[str, EpisodeRecord]) -> Figure:
         curve.plot([np.nan if step.score is None else step.score for step in steps], color="#222222", marker=".")
         curve.set_ylim(min(scores, default=0) - 1, max(scores, default=1) + 1)
         curve.set_title(title, fontsize=9)
-        lanes.imshow(_lanes(steps), aspect="auto", interpolation="nearest")
+        lanes.imshow(_stage_colours(steps), aspect="auto", interpolation="nearest")
         for slot in range(len(episode.slots)):
             alphas = np.array([step.alpha[slot] or 0.0 for step in steps])
             lanes.plot(slot + 0.45 - 0.9 * alphas, color="#222222", linewidth=0.8, drawstyle="steps-mid")
         lanes.set_yticks(range(len(episode.slots)), episode.slots, fontsize=8)
         lanes.set_xlabel("step")
-        _label(lanes, steps)
+        _label_blueprints(lanes, steps)
         if column == 0:
             curve.set_ylabel("validation score")
     handles = [Patch(color=colour, label=stage.name.lower()) for stage, colour in COLOURS.items()]
@@ -68,31 +71,31 @@ def timeline(episodes: Mapping[str, EpisodeRecord]) -> Figure:
 
 
 def describe_episode(episode: EpisodeRecord) -> str:
-    """An episode in words, a line for each thing that happened."""
+    """An episode as text, one line per event."""
     lines = []
     for index, step in enumerate(episode.steps):
         for slot, entered in enumerate(step.entered):
             name, blueprint = episode.slots[slot], step.blueprint[slot]
             for stage in (stage for stage in VERBS if stage.name in entered):
                 gain = contribution(episode.steps, index, slot)
-                told = f", contributing {gain:+.1f} points" if gain is not None and stage in (
-                    Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED) else ""  # fmt: skip
-                lines.append(f"- step {index}: {blueprint or 'the seed'} in {name} {VERBS[stage]}{told}")
+                has_gain = gain is not None and stage in (Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
+                suffix = f", contribution {gain:+.1f} points" if has_gain else ""
+                lines.append(f"- step {index}: {blueprint or 'the seed'} in {name} {VERBS[stage]}{suffix}")
         if step.rollback is not None:
-            lines.append(f"- step {index}: the governor brings the host back ({step.rollback.lower()})")
+            lines.append(f"- step {index}: the governor rolls the host back ({step.rollback.lower()})")
     last = episode.steps[-1]
     score = "unknown" if last.score is None else f"{last.score:.2f}"
     size = last.parameters or 0
-    lines.append(f"- the end: score {score}, {size:,.0f} parameters, of the host {episode.host_parameters:,}")
+    lines.append(f"- end: score {score}, {size:,.0f} parameters ({episode.host_parameters:,} of the host)")
     return "\n".join(lines)
 
 
-def _lanes(steps: Sequence[StepEntry]) -> np.ndarray:
+def _stage_colours(steps: Sequence[StepEntry]) -> np.ndarray:
     return np.array([[to_rgb(COLOURS[Stage[stage]]) for stage in step.stage] for step in steps]).transpose(1, 0, 2)
 
 
-def _label(lanes: Axes, steps: Sequence[StepEntry]) -> None:
-    """The blueprint's name where a seed germinates."""
+def _label_blueprints(lanes: Axes, steps: Sequence[StepEntry]) -> None:
+    """Write the blueprint's name where a seed germinates."""
     for index, step in enumerate(steps):
         for slot, (entered, blueprint) in enumerate(zip(step.entered, step.blueprint, strict=True)):
             if Stage.GERMINATED.name in entered and blueprint:

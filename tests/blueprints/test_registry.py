@@ -7,7 +7,7 @@ from torch import nn
 from esper.blueprints import blueprint, blueprints, format_blueprints, register, topologies
 
 
-def test_both_topologies_have_their_blueprints() -> None:
+def test_both_topologies_have_all_their_blueprints() -> None:
     assert topologies() == ("cnn", "transformer")
     assert set(blueprints("cnn")) == {
         "norm", "attention", "depthwise", "bottleneck", "conv_small", "conv_light", "conv_heavy",
@@ -16,11 +16,11 @@ def test_both_topologies_have_their_blueprints() -> None:
 
 
 @pytest.mark.parametrize(("topology", "sizes"), [("cnn", (4, 8, 16, 32, 64)), ("transformer", (64, 80, 384))])
-def test_stated_parameter_counts_are_the_real_ones(topology: str, sizes: tuple[int, ...]) -> None:
+def test_stated_parameter_counts_match_the_built_modules(topology: str, sizes: tuple[int, ...]) -> None:
     for entry in blueprints(topology).values():
         for channels in sizes:
-            built = sum(parameter.numel() for parameter in entry.build(channels).parameters())
-            assert built == entry.parameters(channels), (entry.name, channels)
+            actual = sum(parameter.numel() for parameter in entry.build(channels).parameters())
+            assert actual == entry.parameters(channels), (entry.name, channels)
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ def test_stated_parameter_counts_are_the_real_ones(topology: str, sizes: tuple[i
         ),
     ],
 )
-def test_parameter_counts_of_record(topology: str, channels: int, counts: dict[str, int]) -> None:
+def test_parameter_counts_have_not_changed(topology: str, channels: int, counts: dict[str, int]) -> None:
     for name, count in counts.items():
         assert blueprint(topology, name).parameters(channels) == count
 
 
 def test_a_name_registered_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="cnn blueprint norm is registered already; choose another name"):
+    with pytest.raises(ValueError, match="cnn blueprint norm is already registered; choose another name"):
         register("cnn", "norm", lambda c: 0, "again")(nn.Identity)
 
 
@@ -76,8 +76,8 @@ def test_the_listing_shows_every_blueprint_with_its_counts_smallest_first() -> N
 
 
 def test_the_command_lists_both_topologies() -> None:
-    shown = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "esper.blueprints"], capture_output=True, text=True, check=True
     ).stdout
-    assert "conv_light" in shown
-    assert "1,181,568" in shown
+    assert "conv_light" in output
+    assert "1,181,568" in output

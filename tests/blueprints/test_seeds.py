@@ -17,15 +17,15 @@ def features(entry: Blueprint, channels: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("entry", "channels"), CASES, ids=lambda value: getattr(value, "name", value))
-def test_a_seed_is_the_identity_at_birth_and_changes_its_input_once_trained(entry: Blueprint, channels: int) -> None:
+def test_a_new_seed_is_the_identity_and_changes_its_input_once_trained(entry: Blueprint, channels: int) -> None:
     torch.manual_seed(0)
     seed, x = entry.build(channels), features(entry, channels)
     assert torch.equal(seed(x), x)
     optimizer = torch.optim.SGD(seed.parameters(), lr=0.1)
-    wanted = features(entry, channels).roll(1, 0) * 1.5
+    target = features(entry, channels).roll(1, 0) * 1.5
     for _ in range(3):
         optimizer.zero_grad()
-        nn.functional.mse_loss(seed(x), wanted).backward()
+        nn.functional.mse_loss(seed(x), target).backward()
         optimizer.step()
     assert seed(x).shape == x.shape
     assert not torch.equal(seed(x), x)
@@ -33,7 +33,7 @@ def test_a_seed_is_the_identity_at_birth_and_changes_its_input_once_trained(entr
 
 
 @pytest.mark.parametrize("entry", blueprints("transformer").values(), ids=lambda entry: entry.name)
-def test_a_transformer_seed_never_looks_ahead(entry: Blueprint) -> None:
+def test_a_transformer_seed_is_causal(entry: Blueprint) -> None:
     torch.manual_seed(0)
     seed, x = entry.build(64), features(entry, 64)
     for parameter in seed.parameters():

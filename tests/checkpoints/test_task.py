@@ -2,7 +2,7 @@ from esper.checkpoints import describe_differences, task_settings
 from esper.config import compose_config
 
 
-def test_a_task_differs_by_its_keys_or_by_the_hosts_it_draws() -> None:
+def test_differences_of_tasks_are_described_by_key_and_by_host() -> None:
     blind, mixed = (
         task_settings(compose_config("evaluate", [f"+experiment={name}"])) for name in ("cifar_ppo", "cifar_mixed_ppo")
     )

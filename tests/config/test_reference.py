@@ -16,7 +16,7 @@ def page() -> str:
 
 
 def section(page: str, title: str) -> str:
-    """One option's part of the page."""
+    """The section of one option."""
     return page.partition(f"\n### {title}\n")[2].partition("\n#")[0]
 
 
@@ -31,7 +31,7 @@ def test_every_option_of_every_group_has_a_section(page: str) -> None:
         assert f"\n### {option.parent.as_posix()}: {option.stem}\n" in page
 
 
-def test_a_key_means_what_its_comment_in_the_yaml_has(page: str) -> None:
+def test_the_meaning_of_a_key_is_its_comment_in_the_yaml(page: str) -> None:
     comment = next(
         line.partition(" # ")[2]
         for line in (CONF / "environment/default.yaml").read_text().splitlines()
@@ -41,13 +41,13 @@ def test_a_key_means_what_its_comment_in_the_yaml_has(page: str) -> None:
     assert f"| `attribution_every` | `1` | {comment} |" in section(page, "environment: default")
 
 
-def test_a_key_without_a_comment_means_what_the_docstring_of_its_target_has(page: str) -> None:
+def test_the_meaning_of_a_key_without_a_comment_is_in_the_docstring_of_its_target(page: str) -> None:
     entry = re.search(r"^ +classes: (.*)$", CNNHost.__doc__ or "", re.MULTILINE)
     assert entry is not None
     assert f"| `classes` | `10` | {entry[1]} |" in section(page, "host: cifar_blind")
 
 
-def test_a_key_of_an_option_that_starts_from_another_means_the_same_as_there(page: str) -> None:
+def test_a_key_of_a_derived_option_has_the_meaning_of_its_base_option(page: str) -> None:
     base, derived = section(page, "ppo: default"), section(page, "ppo: few_episodes")
     meaning = next(line for line in base.splitlines() if line.startswith("| `target_kl` |")).split(" | ")[2]
     assert f"| `target_kl` | `0.012` | {meaning}" in derived

@@ -1,4 +1,4 @@
-"""Policies, inputs and masks for the tests of what learns."""
+"""Policies, and random inputs and masks for them."""
 
 from typing import Any
 
@@ -18,38 +18,42 @@ def layout(actions: str = "core", slots: int = 3) -> Layout:
     return Layout.from_space(space(actions, slots), BASE, SLOT)
 
 
-def policy(of: Layout | None = None, seed: int = 0, **changes: Any) -> Policy:
-    with seeded_init(seed):
-        made: Policy = load_preset("policy/lstm", layout=of or layout(), **{"hidden": 16, **changes})
-    return made
+def policy(spec: Layout | None = None, rng_seed: int = 0, **changes: Any) -> Policy:
+    with seeded_init(rng_seed):
+        built: Policy = load_preset("policy/lstm", layout=spec or layout(), **{"hidden": 16, **changes})
+    return built
 
 
-def random_masks(of: Layout, count: int, draws: torch.Generator) -> Masks:
-    """Masks [count, ...] as the lifecycle could give them: an op is legal where one of its slots is."""
+def random_masks(spec: Layout, count: int, draws: torch.Generator) -> Masks:
+    """Masks [count, ...] that the lifecycle could produce: an op is legal where one of its slots is."""
 
-    def coins(*shape: int) -> torch.Tensor:
+    def flip_coins(*shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=draws) < 0.5
 
-    uses = of.uses()[:, list(of.options).index("slot")] if "slot" in of.options else torch.zeros(len(of.ops)).bool()
-    slot = coins(count, len(of.ops), len(of.slots)) & uses[:, None]
+    uses = (
+        spec.uses()[:, list(spec.options).index("slot")]
+        if "slot" in spec.options
+        else torch.zeros(len(spec.ops)).bool()
+    )
+    slot = flip_coins(count, len(spec.ops), len(spec.slots)) & uses[:, None]
     op = slot.any(-1)
-    op[:, of.ops.index("WAIT")] = True
+    op[:, spec.ops.index("WAIT")] = True
     others = {}
-    for head, options in of.options.items():
+    for head, options in spec.options.items():
         if head not in ("op", "slot"):
-            others[head] = coins(count, len(options))
+            others[head] = flip_coins(count, len(options))
             others[head][:, 0] |= ~others[head].any(-1)
     return Masks(op, slot, others)
 
 
-def random_inputs(of: Layout, count: int, draws: torch.Generator) -> PolicyInputs:
+def random_inputs(spec: Layout, count: int, draws: torch.Generator) -> PolicyInputs:
     return PolicyInputs(
-        torch.randn(count, of.base, generator=draws),
-        torch.randn(count, len(of.slots), of.slot, generator=draws),
-        torch.randint(0, len(of.blueprints) + 1, (count, len(of.slots)), generator=draws),
-        random_masks(of, count, draws),
+        torch.randn(count, spec.base, generator=draws),
+        torch.randn(count, len(spec.slots), spec.slot, generator=draws),
+        torch.randint(0, len(spec.blueprints) + 1, (count, len(spec.slots)), generator=draws),
+        random_masks(spec, count, draws),
     )
 
 
-def draws(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def draws(rng_seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(rng_seed)

@@ -11,20 +11,20 @@ from tests.fixtures_environment import environment
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What modules were asked to compile with; nothing really is."""
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: asked.append(options))
-    return asked
+    """The arguments of every call of Module.compile; nothing is compiled."""
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: calls.append(options))
+    return calls
 
 
-def test_a_policy_that_compiles_is_still_the_policy_itself() -> None:
+def test_a_compiled_policy_is_not_wrapped() -> None:
     net = policy(compile="default")
     assert type(net) is Policy
     assert list(net.state_dict()) == list(policy().state_dict())
     assert net.compile_mode == "default"
 
 
-def test_compilation_asks_for_dynamic_shapes_and_allows_graph_breaks(compiled: list[dict[str, Any]]) -> None:
+def test_compilation_uses_dynamic_shapes_and_allows_graph_breaks(compiled: list[dict[str, Any]]) -> None:
     policy()
     assert compiled == []
     policy(compile="default")
@@ -34,7 +34,7 @@ def test_compilation_asks_for_dynamic_shapes_and_allows_graph_breaks(compiled: l
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_a_compiler_that_fails_is_never_passed_over_in_silence() -> None:
+def test_a_compiler_error_is_raised() -> None:
     def broken(graph: Any, inputs: Any) -> Any:
         raise NotImplementedError("no such kernel")
 
@@ -46,25 +46,27 @@ def test_a_compiler_that_fails_is_never_passed_over_in_silence() -> None:
 
 
 def test_a_policys_floors_reach_its_actions_through_the_masks() -> None:
-    of = layout()
-    inputs, seen = random_inputs(of, 30, draws()), {}
+    spec = layout()
+    inputs, seen = random_inputs(spec, 30, draws()), {}
     for floor in (0.0, 0.2):
-        net = policy(of, gains={"hidden": 1.4, "policy": 50.0, "value": 1.0}, floors={"op": floor})
+        net = policy(spec, gains={"hidden": 1.4, "policy": 50.0, "value": 1.0}, floors={"op": floor})
         output = net(inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], net.begin(30))
         distribution = net.distribution(output.logits, inputs.masks)
-        ops = [torch.full((30, len(of.options)), 0).index_fill(1, torch.tensor([0]), op) for op in range(len(of.ops))]
+        ops = [
+            torch.full((30, len(spec.options)), 0).index_fill(1, torch.tensor([0]), op) for op in range(len(spec.ops))
+        ]
         seen[floor] = torch.stack([distribution.log_prob(op)[:, 0] for op in ops], -1).exp()
     legal = inputs.masks.op
-    assert seen[0.0][legal].min() < 0.01, "without a floor the policy is sure of itself"
+    assert seen[0.0][legal].min() < 0.01, "without a floor the policy is nearly certain"
     assert seen[0.2][legal].min() >= 0.2 - 1e-6
     assert not seen[0.2][~legal].any()
 
 
-def test_the_memory_reads_normalised_features_and_nothing_else_is_normalised() -> None:
+def test_the_lstm_reads_layer_normalised_features_and_there_is_no_other_layer_norm() -> None:
     net = policy(layers=1)
     seen: list[torch.Tensor] = []
     assert net.memory is not None
-    net.memory.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    net.memory.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     inputs = random_inputs(net.layout, 5, draws())
     net(50 * inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], net.begin(5))
     torch.testing.assert_close(seen[0].mean(-1), torch.zeros(5, 1), atol=1e-5, rtol=0)
@@ -72,7 +74,7 @@ def test_the_memory_reads_normalised_features_and_nothing_else_is_normalised() -
     assert sum(isinstance(module, nn.LayerNorm) for module in net.modules()) == 1
 
 
-def test_the_shipped_policy_starts_nearly_even_with_hidden_layers_of_gain_root_2() -> None:
+def test_the_default_policy_starts_nearly_uniform_with_hidden_layers_of_gain_root_2() -> None:
     net = policy()
     gains = {
         2**0.5: [net.slot, *net.features, *[head[0] for head in net.heads.values()], net.critic[0]],
@@ -85,7 +87,7 @@ def test_the_shipped_policy_starts_nearly_even_with_hidden_layers_of_gain_root_2
             assert not layer.bias.any()
 
 
-def test_acting_takes_no_gradient_and_judging_does() -> None:
+def test_acting_records_no_gradient_and_evaluating_actions_does() -> None:
     net = policy()
     inputs, controller = random_inputs(net.layout, 3, draws()), PolicyController(net, greedy=False)
     choice, memory = controller.decide(inputs, controller.begin([0, 1, 2]))
@@ -100,7 +102,7 @@ def test_acting_takes_no_gradient_and_judging_does() -> None:
 
 
 @torch.no_grad()
-def test_a_policy_plays_a_real_environment_and_its_memory_goes_on_from_step_to_step() -> None:
+def test_the_lstm_state_is_carried_from_step_to_step_in_a_real_environment() -> None:
     env = environment(envs=2)
     net = policy(env.layout)
     controller = PolicyController(net, greedy=False)
@@ -110,7 +112,7 @@ def test_a_policy_plays_a_real_environment_and_its_memory_goes_on_from_step_to_s
         seen.append(observation)
         choice, memory = controller.decide(observation, memory)
         choices.append(choice)
-        observation = env.step(choice.action).observation  # refuses what is not legal
+        observation = env.step(choice.action).observation  # raises if the action is illegal
     blueprints = torch.stack([each.blueprints for each in seen], 1)
     base, slots = (torch.stack([getattr(choice, part) for choice in choices], 1) for part in ("base", "slots"))
     whole = net(base, slots, blueprints, net.begin(2))
@@ -118,5 +120,5 @@ def test_a_policy_plays_a_real_environment_and_its_memory_goes_on_from_step_to_s
     torch.testing.assert_close(whole.state[0], memory.state[0])
 
 
-def test_running_statistics_say_that_threads_must_not_share_them() -> None:
+def test_running_statistics_document_that_they_are_not_thread_safe() -> None:
     assert "several threads" in (RunningStatistics.__doc__ or "")

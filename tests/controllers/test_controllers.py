@@ -17,7 +17,7 @@ from esper.controllers import (
     random_schedule,
 )
 from esper.controllers.fragrow import interval
-from esper.controllers.random_controller import _taken
+from esper.controllers.random_controller import _simulate_counts
 from esper.environment import Environment, StepRecord
 from esper.lifecycle import Op, Stage
 from esper.records import named_action
@@ -29,8 +29,10 @@ def controller(name: str, env: Environment, **changes: object) -> Controller:
     return build(config().controller[name], space=env.space, _partial_=False, **changes)
 
 
-def run(env: Environment, chosen: Controller, seeds: list[int]) -> list[tuple[list[dict[str, str]], StepRecord]]:
-    seen, memory = env.reset(seeds), chosen.begin(seeds)
+def run(
+    env: Environment, chosen: Controller, episode_seeds: list[int]
+) -> list[tuple[list[dict[str, str]], StepRecord]]:
+    seen, memory = env.reset(episode_seeds), chosen.begin(episode_seeds)
     result = []
     for _ in range(env.steps):
         action, memory = chosen.act(seen, memory)
@@ -46,15 +48,15 @@ def test_none_always_waits() -> None:
     assert all(action == {"op": "WAIT"} for actions, _ in steps for action in actions)
 
 
-def test_random_is_legal_follows_its_own_seed_and_uses_every_op() -> None:
+def test_random_is_legal_depends_on_its_episode_seed_only_and_uses_every_op() -> None:
     env = environment(envs=2)
     chosen = controller("random", env)
     first = [actions[0] for actions, _ in run(env, chosen, [5, 6])]
     assert [actions[1] for actions, _ in run(env, chosen, [9, 5])] == first
-    played = [
-        action["op"] for seed in range(4) for actions, _ in run(env, chosen, [seed, seed + 50]) for action in actions
+    ops = [
+        action["op"] for first in range(4) for actions, _ in run(env, chosen, [first, first + 50]) for action in actions
     ]
-    assert set(played) == {"WAIT", "GERMINATE", "PRUNE", "FOSSILIZE"}
+    assert set(ops) == {"WAIT", "GERMINATE", "PRUNE", "FOSSILIZE"}
 
 
 def test_random_is_uniform_over_all_legal_actions() -> None:
@@ -81,22 +83,22 @@ def test_the_schedule_germinates_on_time_and_fossilises_as_soon_as_legal(actions
         if action["op"] == "GERMINATE"
     ]
     assert germinated == [(5, "block2", "conv_light"), (10, "block3", "conv_light")]
-    kept = [t for t, ((action,), _) in enumerate(steps) if action["op"] == "FOSSILIZE"]
-    assert len(kept) == 2
+    fossilized = [t for t, ((action,), _) in enumerate(steps) if action["op"] == "FOSSILIZE"]
+    assert len(fossilized) == 2
     assert steps[-1][1].after.stage.tolist() == [[Stage.DORMANT, Stage.FOSSILIZED, Stage.FOSSILIZED]]
     if actions == "core":
-        assert kept[0] == 12  # 2 training, 3 blending, 2 holding
+        assert fossilized[0] == 12  # 2 training, 3 blending, 2 holding
 
 
 def test_a_schedule_with_an_unknown_slot_or_blueprint_is_refused() -> None:
     env = environment()
-    with pytest.raises(ValueError, match=r"schedule: slot=block9 is unknown; allowed are first, middle, last, block1"):
+    with pytest.raises(ValueError, match=r"schedule: slot=block9: must be one of first, middle, last, block1"):
         controller("schedule", env, entries=[{"at": 1, "slot": "block9", "blueprint": ["norm"]}])
-    with pytest.raises(ValueError, match=r"blueprint=\['lora'\]: none is in this space"):
+    with pytest.raises(ValueError, match=r"blueprint=\['lora'\]: must have one of norm"):
         controller("schedule", env, entries=[{"at": 1, "slot": "last", "blueprint": ["lora"]}])
 
 
-def test_with_two_slots_the_schedule_still_uses_both() -> None:
+def test_with_two_slots_the_schedule_uses_both() -> None:
     env = environment("slots.names=[block1,block2]", "environment.steps=20", envs=1)
     steps = run(env, controller("schedule", env), [1])
     assert [action["slot"] for (action,), _ in steps if action["op"] == "GERMINATE"] == ["block1", "block2"]
@@ -108,7 +110,7 @@ def test_with_two_slots_the_schedule_still_uses_both() -> None:
         ({"at": 1, "slott": "last", "blueprint": ["norm"]}, "must have the keys at, slot, blueprint, blend"),
         (
             {"at": 1, "slot": "last", "blueprint": ["norm"], "blend": "FOO"},
-            "blend=FOO must be one of ADD, MULTIPLY, GATED",
+            "blend=FOO: must be one of ADD, MULTIPLY, GATED",
         ),
     ],
 )
@@ -121,11 +123,8 @@ def test_a_wrong_entry_of_a_schedule_is_refused(entry: dict[str, object], senten
 def test_a_recording_of_another_action_space_is_refused() -> None:
     env = environment()
     for step, sentence in (
-        ({"op": "ADVANCE", "slot": "block1"}, "step 0 has op=ADVANCE; this action space allows WAIT, GERMINATE"),
-        (
-            {"op": "PRUNE", "slot": "block1", "alpha_speed": "FAST"},
-            "alpha_speed=FAST; this action space allows nothing",
-        ),
+        ({"op": "ADVANCE", "slot": "block1"}, "step 0 has op=ADVANCE; must be one of WAIT, GERMINATE"),
+        ({"op": "PRUNE", "slot": "block1", "alpha_speed": "FAST"}, "alpha_speed=FAST; heads are op, slot, blueprint"),
     ):
         with pytest.raises(ValueError, match=sentence):
             ReplayController(env.space, [step])
@@ -136,8 +135,8 @@ EAGER = {
     "plateau_steps": 1,
     "earliest": 0.0,
     "latest": 1.0,
-    "rest": 0.0,
-    "steady": [-9.0, 9.0],
+    "cooldown": 0.0,
+    "steady_range": [-9.0, 9.0],
     "calm_steps": 1,
 }
 
@@ -152,17 +151,21 @@ def test_the_heuristic_waits_for_a_plateau() -> None:
     assert eager[1][0][0] == {"op": "GERMINATE", "slot": "block1", "blueprint": "conv_light", "blend": "ADD"}
 
 
-@pytest.mark.parametrize(("keep", "verdict"), [(-1e9, "FOSSILIZE"), (1e9, "PRUNE")])
-def test_the_heuristic_keeps_what_contributes_and_prunes_what_does_not(keep: float, verdict: str) -> None:
+@pytest.mark.parametrize(("min_contribution", "expected"), [(-1e9, "FOSSILIZE"), (1e9, "PRUNE")])
+def test_the_heuristic_fossilises_seeds_that_contribute_and_prunes_the_others(
+    min_contribution: float, expected: str
+) -> None:
     env = environment("environment.steps=20", envs=1)
-    steps = run(env, controller("heuristic", env, **EAGER, keep=keep, hopeless=1e9), [1])
+    heuristic = controller("heuristic", env, **EAGER, min_contribution=min_contribution, max_drop=1e9)
+    steps = run(env, heuristic, [1])
     ops = [action["op"] for (action,), _ in steps]
-    assert verdict in ops
-    assert {"FOSSILIZE": "PRUNE", "PRUNE": "FOSSILIZE"}[verdict] not in ops or keep < 0
-    used = [action for (action,), _ in steps if action["op"] == "GERMINATE"]
-    if verdict == "FOSSILIZE":
-        assert [action["slot"] for action in used] == ["block1", "block2", "block3"][: len(used)]
-        assert [action["blueprint"] for action in used] == ["conv_light", "conv_heavy", "attention"][: len(used)]
+    assert expected in ops
+    assert {"FOSSILIZE": "PRUNE", "PRUNE": "FOSSILIZE"}[expected] not in ops or min_contribution < 0
+    germinations = [action for (action,), _ in steps if action["op"] == "GERMINATE"]
+    if expected == "FOSSILIZE":
+        count = len(germinations)
+        assert [action["slot"] for action in germinations] == ["block1", "block2", "block3"][:count]
+        assert [action["blueprint"] for action in germinations] == ["conv_light", "conv_heavy", "attention"][:count]
     assert max(int(record.after.live.sum()) for _, record in steps) == 1
 
 
@@ -181,7 +184,7 @@ def test_a_replayed_action_that_is_not_legal_becomes_wait() -> None:
     assert {action["op"] for (action,), _ in steps} == {Op.WAIT.name}
 
 
-def test_rates_draw_only_what_has_one_and_wait_where_nothing_has() -> None:
+def test_ops_without_a_rate_are_never_taken_and_wait_is_the_fallback() -> None:
     env = environment(envs=1)
     never_germinates = run(env, RandomController(env.space, {"WAIT": 1.0, "PRUNE": 5.0}), [3])
     assert {action["op"] for (action,), _ in never_germinates} == {"WAIT"}
@@ -199,20 +202,21 @@ def test_rates_draw_only_what_has_one_and_wait_where_nothing_has() -> None:
         {"WAIT": 20.0},
     ],
 )
-def test_calibrated_chance_takes_each_op_as_often_as_wanted(wanted: dict[str, float]) -> None:
+def test_calibrated_rates_take_each_op_as_often_as_wanted(wanted: dict[str, float]) -> None:
     env = environment("environment.steps=20", "environment.batches=1", envs=5)
     rates = calibrate_rates(env.space, env.rules, 20, wanted)
     assert set(rates) == set(wanted)
     steps = run(env, RandomController(env.space, rates), list(range(5)))
-    played = Counter(action["op"] for actions, _ in steps for action in actions)
+    taken = Counter(action["op"] for actions, _ in steps for action in actions)
     for op, count in wanted.items():
-        assert played[op] / 5 == pytest.approx(count, abs=2.0)  # five episodes, in environments with hosts
-    simulated = _taken(env.space, env.rules, 20, torch.tensor([rates.get(op.name, 0.0) for op in env.space.ops]))
+        assert taken[op] / 5 == pytest.approx(count, abs=2.0)  # five episodes, in environments with hosts
+    by_op = torch.tensor([rates.get(op.name, 0.0) for op in env.space.ops])
+    simulated = _simulate_counts(env.space, env.rules, 20, by_op)
     for op, count in zip(env.space.ops, simulated.tolist(), strict=True):
         assert count == pytest.approx(wanted.get(op.name, 0.0), abs=0.5)
 
 
-def test_what_cannot_come_out_so_often_is_taken_as_often_as_it_can_be() -> None:
+def test_an_op_that_cannot_be_taken_often_enough_gets_nearly_all_of_the_rate() -> None:
     env = environment(envs=1)
     rates = calibrate_rates(env.space, env.rules, 10, {"WAIT": 1.0, "FOSSILIZE": 9.0})
     assert set(rates) == {"WAIT", "FOSSILIZE"}
@@ -220,13 +224,13 @@ def test_what_cannot_come_out_so_often_is_taken_as_often_as_it_can_be() -> None:
 
 
 def test_the_interval_of_fragrow_grows_with_the_gap() -> None:
-    assert interval(4.0, 10.0) == pytest.approx(5.0)  # half of the longest at a gap of four points
+    assert interval(4.0, 10.0) == pytest.approx(5.0)  # half of max_interval at a gap of four points
     assert interval(0.0, 10.0) == pytest.approx(10 / (1 + 2.718281828**4))
     assert interval(100.0, 10.0) == pytest.approx(10.0)
     assert interval(-1e4, 10.0) == pytest.approx(0.0)
 
 
-def test_fragrow_fills_slots_while_the_host_generalises_and_keeps_what_it_grows() -> None:
+def test_fragrow_fills_slots_while_the_host_generalises_and_fossilises_every_seed() -> None:
     env = environment("environment.steps=20", envs=1)
     steps = run(env, controller("fragrow", env), [1])
     used = [(index, action) for index, ((action,), _) in enumerate(steps) if action["op"] == "GERMINATE"]
@@ -237,10 +241,10 @@ def test_fragrow_fills_slots_while_the_host_generalises_and_keeps_what_it_grows(
     assert {action["op"] for (action,), _ in late} == {"WAIT"}
 
 
-def test_random_timetables_follow_their_seed_and_cover_what_there_is() -> None:
+def test_random_schedules_depend_on_their_seed_only_and_cover_all_options() -> None:
     env = environment()
     assert random_schedule(env.space, 10, 3) == random_schedule(env.space, 10, 3)
-    drawn = [random_schedule(env.space, 10, seed) for seed in range(200)]
+    drawn = [random_schedule(env.space, 10, rng_seed) for rng_seed in range(200)]
     assert {len(entries) for entries in drawn} == {0, 1, 2, 3}
     for entries in drawn:
         assert len({entry.slot for entry in entries}) == len(entries)
@@ -251,27 +255,27 @@ def test_random_timetables_follow_their_seed_and_cover_what_there_is() -> None:
     assert {entry.blend for entry in every} == {"ADD", "MULTIPLY", "GATED"}
 
 
-def test_a_permuted_policy_sees_its_neighbour_but_obeys_its_own_masks() -> None:
-    of = layout()
-    learned = PolicyController(policy(of), greedy=True)
-    inputs = random_inputs(of, 4, draws())
+def test_a_permuted_policy_sees_the_next_episode_but_uses_its_own_masks() -> None:
+    spec = layout()
+    actor = PolicyController(policy(spec), greedy=True)
+    inputs = random_inputs(spec, 4, draws())
     swapped = replace(inputs, base=inputs.base.roll(1, 0), slots=inputs.slots.roll(1, 0),
                       blueprints=inputs.blueprints.roll(1, 0))  # fmt: skip
-    shown, _ = PermutedPolicyController(learned).act(inputs, PermutedPolicyController(learned).begin([1, 2, 3, 4]))
-    expected, _ = learned.act(swapped, learned.begin([1, 2, 3, 4]))
+    shown, _ = PermutedPolicyController(actor).act(inputs, PermutedPolicyController(actor).begin([1, 2, 3, 4]))
+    expected, _ = actor.act(swapped, actor.begin([1, 2, 3, 4]))
     assert torch.equal(shown, expected)
-    with pytest.raises(ValueError, match="must have at least two episodes"):
-        PermutedPolicyController(learned).begin([1])
+    with pytest.raises(ValueError, match="must have at least two parallel episodes"):
+        PermutedPolicyController(actor).begin([1])
 
 
 @pytest.mark.parametrize("actions", ["core", "full"])
 def test_a_decision_costs_what_torch_counts(actions: str) -> None:
-    """torch does not count the LSTM, whose products are those of its matrices with one vector each."""
-    of = layout(actions)
-    without = policy(of, layers=0)
-    inputs = random_inputs(of, 1, draws())
+    """torch does not count the LSTM, whose FLOPs are the products of its matrices with one vector each."""
+    spec = layout(actions)
+    without = policy(spec, layers=0)
+    inputs = random_inputs(spec, 1, draws())
     with FlopCounterMode(display=False) as counter:
-        learned = PolicyController(without, greedy=True)
-        learned.act(inputs, learned.begin([1]))
+        actor = PolicyController(without, greedy=True)
+        actor.act(inputs, actor.begin([1]))
     assert without.flops == counter.get_total_flops()
-    assert policy(of, layers=1).flops == without.flops + 2 * (4 * 16 * 16 + 4 * 16 * 16)
+    assert policy(spec, layers=1).flops == without.flops + 2 * (4 * 16 * 16 + 4 * 16 * 16)

@@ -12,32 +12,32 @@ from esper.lifecycle import Layout, Masks, active, available
 from tests.controllers.fixtures_policies import draws, layout, random_masks
 
 
-def random_logits(of: Layout, count: int, noise: torch.Generator) -> Logits:
-    ops, slots = len(of.ops), len(of.slots)
+def random_logits(spec: Layout, count: int, noise: torch.Generator) -> Logits:
+    ops, slots = len(spec.ops), len(spec.slots)
     others = {
-        head: torch.randn(count, len(of.users[head]), slots, len(options), generator=noise)
-        for head, options in of.options.items()
+        head: torch.randn(count, len(spec.users[head]), slots, len(options), generator=noise)
+        for head, options in spec.options.items()
         if head not in ("op", "slot")
     }
     slot = torch.randn(count, ops, slots, generator=noise)
     return Logits(torch.randn(count, ops, generator=noise), slot, others)
 
 
-def every_action(of: Layout) -> torch.Tensor:
+def every_action(spec: Layout) -> torch.Tensor:
     """All combinations of options, legal or not, unused heads at 0."""
     rows = []
-    for index, op in enumerate(of.ops):
-        ranges = [range(len(o)) if op in of.users[h] else range(1) for h, o in of.options.items() if h != "op"]
+    for index, op in enumerate(spec.ops):
+        ranges = [range(len(o)) if op in spec.users[h] else range(1) for h, o in spec.options.items() if h != "op"]
         rows += [[index, *rest] for rest in product(*ranges)]
     return torch.tensor(rows)
 
 
-def is_legal(of: Layout, masks: Masks, row: int, action: torch.Tensor) -> bool:
-    op = of.ops[int(action[0])]
+def is_legal(spec: Layout, masks: Masks, row: int, action: torch.Tensor) -> bool:
+    op = spec.ops[int(action[0])]
     if not masks.op[row, action[0]]:
         return False
-    for index, head in enumerate(of.head_names[1:], 1):
-        if op in of.users[head]:
+    for index, head in enumerate(spec.head_names[1:], 1):
+        if op in spec.users[head]:
             mask = masks.slot[row, action[0]] if head == "slot" else masks.others[head][row]
             if not mask[action[index]]:
                 return False
@@ -48,12 +48,12 @@ def is_legal(of: Layout, masks: Masks, row: int, action: torch.Tensor) -> bool:
 @pytest.mark.parametrize(
     ("actions", "slots"), [("core", 1), ("core", 3), ("core", 4), ("core", 5), ("full", 1), ("full", 3)]
 )
-def test_all_legal_actions_have_probability_one_together_and_the_others_none(
+def test_probabilities_of_legal_actions_sum_to_one_and_of_illegal_actions_are_zero(
     actions: str, slots: int, floors: dict[str, float]
 ) -> None:
-    of, noise = layout(actions, slots), draws(slots)
-    every, count = every_action(of), 3
-    masks, logits = random_masks(of, count, noise), random_logits(of, count, noise)
+    spec, noise = layout(actions, slots), draws(slots)
+    every, count = every_action(spec), 3
+    masks, logits = random_masks(spec, count, noise), random_logits(spec, count, noise)
     for row in range(count):
         one = Masks(*[m[row : row + 1].expand(len(every), *m.shape[1:]) for m in (masks.op, masks.slot)], {
             head: m[row : row + 1].expand(len(every), -1) for head, m in masks.others.items()
@@ -62,131 +62,131 @@ def test_all_legal_actions_have_probability_one_together_and_the_others_none(
             *[t[row : row + 1].expand(len(every), *t.shape[1:]) for t in (logits.op, logits.slot)],
             {head: t[row : row + 1].expand(len(every), *t.shape[1:]) for head, t in logits.others.items()},
         )
-        probability = FactoredDistribution(spread, one, of, floors, True).log_prob(every).sum(-1).exp()
-        legal = torch.tensor([is_legal(of, masks, row, action) for action in every])
+        probability = FactoredDistribution(spread, one, spec, floors, True).log_prob(every).sum(-1).exp()
+        legal = torch.tensor([is_legal(spec, masks, row, action) for action in every])
         assert torch.all(probability[~legal] == 0)
         assert torch.all(probability[legal] > 0)
         torch.testing.assert_close(probability.sum(), torch.tensor(1.0))
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["core", "full"]), st.sampled_from([1, 3, 4, 5]))
-def test_every_sampled_action_is_legal_and_unused_heads_are_0(seed: int, actions: str, slots: int) -> None:
-    of, noise = layout(actions, slots), draws(seed)
-    masks = random_masks(of, 20, noise)
-    distribution = FactoredDistribution(random_logits(of, 20, noise), masks, of, {}, True)
-    sampled = distribution.sample(torch.empty(20, noise_width(of)).exponential_(generator=noise))
+def test_every_sampled_action_is_legal_and_unused_heads_are_0(rng_seed: int, actions: str, slots: int) -> None:
+    spec, noise = layout(actions, slots), draws(rng_seed)
+    masks = random_masks(spec, 20, noise)
+    distribution = FactoredDistribution(random_logits(spec, 20, noise), masks, spec, {}, True)
+    sampled = distribution.sample(torch.empty(20, noise_width(spec)).exponential_(generator=noise))
     for action in (sampled, distribution.mode()):
-        assert all(is_legal(of, masks, row, action[row]) for row in range(20))
-        assert torch.all(action[~of.uses()[action[:, 0]]] == 0)
+        assert all(is_legal(spec, masks, row, action[row]) for row in range(20))
+        assert torch.all(action[~spec.uses()[action[:, 0]]] == 0)
 
 
 def test_samples_follow_the_probabilities() -> None:
-    of, noise, count = layout(), draws(1), 20_000
-    masks, logits = random_masks(of, 1, noise), random_logits(of, 1, noise)
+    spec, noise, count = layout(), draws(1), 20_000
+    masks, logits = random_masks(spec, 1, noise), random_logits(spec, 1, noise)
     masks = masks.each(lambda mask: torch.ones_like(mask))
     many = FactoredDistribution(
         Logits(logits.op.expand(count, -1), logits.slot.expand(count, -1, -1),
                {h: t.expand(count, -1, -1, -1) for h, t in logits.others.items()}),
-        masks.each(lambda mask: mask.expand(count, *mask.shape[1:])), of, {}, False,
+        masks.each(lambda mask: mask.expand(count, *mask.shape[1:])), spec, {}, False,
     )  # fmt: skip
-    op = many.sample(torch.empty(count, noise_width(of)).exponential_(generator=noise))[:, 0]
-    seen = torch.bincount(op, minlength=len(of.ops)) / count
+    op = many.sample(torch.empty(count, noise_width(spec)).exponential_(generator=noise))[:, 0]
+    seen = torch.bincount(op, minlength=len(spec.ops)) / count
     torch.testing.assert_close(seen, logits.op[0].softmax(-1), atol=0.015, rtol=0)
 
 
 def test_a_single_legal_action_has_entropy_and_log_prob_of_exactly_0() -> None:
-    of = layout("full", 3)
-    masks = random_masks(of, 5, draws())
+    spec = layout("full", 3)
+    masks = random_masks(spec, 5, draws())
     only = Masks(torch.zeros_like(masks.op), torch.zeros_like(masks.slot), masks.others)
-    only.op[:, of.ops.index("WAIT")] = True
+    only.op[:, spec.ops.index("WAIT")] = True
     for floors in ({}, {"op": 0.2}):
-        distribution = FactoredDistribution(random_logits(of, 5, draws()), only, of, floors, True)
+        distribution = FactoredDistribution(random_logits(spec, 5, draws()), only, spec, floors, True)
         assert torch.all(distribution.entropy() == 0)
         assert torch.all(distribution.log_prob(distribution.mode()) == 0)
 
 
-def test_even_options_have_normalised_entropy_1_and_certain_ones_nearly_0() -> None:
+def test_normalised_entropy_is_1_for_uniform_options_and_nearly_0_for_certain_ones() -> None:
     mask = torch.tensor([[True, True, True, False]])
     assert normalised_entropy(masked_log_probs(torch.zeros(1, 4), mask), mask).item() == pytest.approx(1)
-    sure = torch.tensor([[40.0, 0.0, 0.0, 0.0]])
-    assert normalised_entropy(masked_log_probs(sure, mask), mask).item() == pytest.approx(0, abs=1e-6)
+    certain = torch.tensor([[40.0, 0.0, 0.0, 0.0]])
+    assert normalised_entropy(masked_log_probs(certain, mask), mask).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_a_heads_entropy_does_not_depend_on_how_rarely_its_op_is_chosen() -> None:
-    of, noise = layout(), draws(3)
-    masks, logits = random_masks(of, 8, noise).each(torch.ones_like), random_logits(of, 8, noise)
-    masks.slot[:, of.ops.index("WAIT")] = False
-    rare = Logits(logits.op - 30 * torch.eye(len(of.ops))[of.ops.index("GERMINATE")], logits.slot, logits.others)
-    often, seldom = (FactoredDistribution(each, masks, of, {}, True).entropy() for each in (logits, rare))
+    spec, noise = layout(), draws(3)
+    masks, logits = random_masks(spec, 8, noise).each(torch.ones_like), random_logits(spec, 8, noise)
+    masks.slot[:, spec.ops.index("WAIT")] = False
+    rare = Logits(logits.op - 30 * torch.eye(len(spec.ops))[spec.ops.index("GERMINATE")], logits.slot, logits.others)
+    often, seldom = (FactoredDistribution(each, masks, spec, {}, True).entropy() for each in (logits, rare))
     torch.testing.assert_close(often[:, 1:], seldom[:, 1:])
     assert not torch.allclose(often[:, 0], seldom[:, 0])
 
 
-def test_entropy_is_there_exactly_where_a_head_had_a_choice_under_some_legal_op() -> None:
-    of, noise = layout("full", 4), draws(4)
-    masks = random_masks(of, 50, noise)
-    entropy = FactoredDistribution(random_logits(of, 50, noise), masks, of, {}, True).entropy()
-    assert torch.equal(entropy > 0, available(masks, of))
+def test_entropy_is_positive_exactly_where_a_head_has_a_choice_under_some_legal_op() -> None:
+    spec, noise = layout("full", 4), draws(4)
+    masks = random_masks(spec, 50, noise)
+    entropy = FactoredDistribution(random_logits(spec, 50, noise), masks, spec, {}, True).entropy()
+    assert torch.equal(entropy > 0, available(masks, spec))
 
 
 def test_heads_without_a_choice_are_not_active() -> None:
-    of, noise = layout("core", 1), draws(5)
-    masks = random_masks(of, 50, noise)
-    op = FactoredDistribution(random_logits(of, 50, noise), masks, of, {}, True).mode()[:, 0]
-    took_part = active(masks, op, of)
-    assert not took_part[:, 1].any(), "with one slot there is nothing to choose"
-    assert torch.equal(took_part[:, 0], masks.op.sum(-1) >= 2)
+    spec, noise = layout("core", 1), draws(5)
+    masks = random_masks(spec, 50, noise)
+    op = FactoredDistribution(random_logits(spec, 50, noise), masks, spec, {}, True).mode()[:, 0]
+    is_active = active(masks, op, spec)
+    assert not is_active[:, 1].any(), "with one slot there is nothing to choose"
+    assert torch.equal(is_active[:, 0], masks.op.sum(-1) >= 2)
 
 
 @given(st.integers(0, 10_000), st.floats(0.001, 0.9))
-def test_a_floor_lifts_every_legal_option_and_only_those(seed: int, floor: float) -> None:
-    noise = draws(seed)
+def test_a_floor_raises_every_legal_option_and_no_illegal_one(rng_seed: int, floor: float) -> None:
+    noise = draws(rng_seed)
     mask = torch.rand(10, 5, generator=noise) < 0.6
     mask[:, 0] = True
     probability = masked_log_probs(10 * torch.randn(10, 5, generator=noise), mask, floor).exp()
-    least = torch.full((10,), floor).minimum(0.99 / mask.sum(-1))
-    assert torch.all(probability.where(mask, 1.0).amin(-1) >= least.where(mask.sum(-1) > 1, 1.0) - 1e-5)
+    min_prob = torch.full((10,), floor).minimum(0.99 / mask.sum(-1))
+    assert torch.all(probability.where(mask, 1.0).amin(-1) >= min_prob.where(mask.sum(-1) > 1, 1.0) - 1e-5)
     assert torch.all(probability[~mask] == 0)
     torch.testing.assert_close(probability.sum(-1), torch.ones(10))
 
 
 def test_masks_without_a_legal_option_are_refused_and_the_check_can_be_switched_off() -> None:
-    of = layout()
-    masks, logits = random_masks(of, 4, draws()), random_logits(of, 4, draws())
+    spec = layout()
+    masks, logits = random_masks(spec, 4, draws()), random_logits(spec, 4, draws())
     masks.op[2] = False
     with pytest.raises(ValueError, match="without a legal option"):
-        FactoredDistribution(logits, masks, of, {}, True)
-    FactoredDistribution(logits, masks, of, {}, False)
+        FactoredDistribution(logits, masks, spec, {}, True)
+    FactoredDistribution(logits, masks, spec, {}, False)
     broken = Logits(logits.op * torch.nan, logits.slot, logits.others)
-    with pytest.raises(ValueError, match="not finite"):
-        FactoredDistribution(broken, random_masks(of, 4, draws()), of, {}, True)
+    with pytest.raises(ValueError, match="logits must be finite"):
+        FactoredDistribution(broken, random_masks(spec, 4, draws()), spec, {}, True)
 
 
 def test_gradients_are_finite_where_almost_everything_is_illegal() -> None:
-    of = layout()
-    masks, logits = random_masks(of, 6, draws()), random_logits(of, 6, draws())
+    spec = layout()
+    masks, logits = random_masks(spec, 6, draws()), random_logits(spec, 6, draws())
     parts = [logits.op, logits.slot, *logits.others.values()]
     for part in parts:
         part.requires_grad_()
-    distribution = FactoredDistribution(logits, masks, of, {"op": 0.01}, True)
+    distribution = FactoredDistribution(logits, masks, spec, {"op": 0.01}, True)
     (distribution.entropy().sum() + distribution.log_prob(distribution.mode()).sum()).backward()
     assert all(torch.isfinite(part.grad).all() for part in parts if part.grad is not None)
 
 
-def test_without_masking_heads_that_an_op_does_not_use_are_drawn_and_count() -> None:
-    of, noise = layout("core", 3), draws(0)
+def test_without_masking_heads_that_an_op_does_not_use_are_sampled_and_counted() -> None:
+    spec, noise = layout("core", 3), draws(0)
     count = 400
-    masks, logits = random_masks(of, count, noise), random_logits(of, count, noise)
-    alike, every = (FactoredDistribution(logits, masks, of, {}, True, masked) for masked in (True, False))
-    draw = torch.empty(count, noise_width(of)).exponential_(generator=noise)
-    action, whole = alike.sample(draw), every.sample(draw)
-    used = of.uses(torch.device("cpu"))[action[:, 0]]
-    assert torch.equal(action, torch.where(used, whole, 0))  # what is done is the same
-    blueprint = of.head_names.index("blueprint")
+    masks, logits = random_masks(spec, count, noise), random_logits(spec, count, noise)
+    masked, unmasked = (FactoredDistribution(logits, masks, spec, {}, True, is_masked) for is_masked in (True, False))
+    draw = torch.empty(count, noise_width(spec)).exponential_(generator=noise)
+    action, full_action = masked.sample(draw), unmasked.sample(draw)
+    used = spec.uses(torch.device("cpu"))[action[:, 0]]
+    assert torch.equal(action, torch.where(used, full_action, 0))  # heads that are used agree
+    blueprint = spec.head_names.index("blueprint")
     idle = ~used[:, blueprint] & (masks.others["blueprint"].sum(-1) > 1)
-    assert len(whole[idle, blueprint].unique()) > 1
-    assert (every.log_prob(whole)[idle, blueprint] < 0).all()
-    assert torch.equal(every.log_prob(whole)[used], alike.log_prob(action)[used])
-    learns = active(masks, action[:, 0], of, masked=False)
-    assert learns[idle, blueprint].all()
-    assert not active(masks, action[:, 0], of)[idle, blueprint].any()
+    assert len(full_action[idle, blueprint].unique()) > 1
+    assert (unmasked.log_prob(full_action)[idle, blueprint] < 0).all()
+    assert torch.equal(unmasked.log_prob(full_action)[used], masked.log_prob(action)[used])
+    is_active = active(masks, action[:, 0], spec, masked=False)
+    assert is_active[idle, blueprint].all()
+    assert not active(masks, action[:, 0], spec)[idle, blueprint].any()

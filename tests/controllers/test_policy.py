@@ -2,17 +2,19 @@ import pytest
 import torch
 
 from esper.controllers import Policy, PolicyController
-from esper.controllers.policy import LEAST_HEAD
+from esper.controllers.policy import MIN_HEAD_HIDDEN
 from esper.lifecycle import HEAD_NAMES
 from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
 
 
-def run(net: Policy, steps: int, envs: int = 2, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    noise, of = draws(seed), net.layout
+def random_sequences(
+    net: Policy, steps: int, envs: int = 2, rng_seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    noise, spec = draws(rng_seed), net.layout
     return (
-        torch.randn(envs, steps, of.base, generator=noise),
-        torch.randn(envs, steps, len(of.slots), of.slot, generator=noise),
-        torch.randint(0, len(of.blueprints) + 1, (envs, steps, len(of.slots)), generator=noise),
+        torch.randn(envs, steps, spec.base, generator=noise),
+        torch.randn(envs, steps, len(spec.slots), spec.slot, generator=noise),
+        torch.randint(0, len(spec.blueprints) + 1, (envs, steps, len(spec.slots)), generator=noise),
     )
 
 
@@ -20,7 +22,7 @@ def run(net: Policy, steps: int, envs: int = 2, seed: int = 0) -> tuple[torch.Te
 @pytest.mark.parametrize("actions", ["core", "full"])
 def test_the_head_table_sizes_every_head(actions: str, slots: int) -> None:
     net = policy(layout(actions, slots))
-    output = net(*run(net, 3), net.begin(2))
+    output = net(*random_sequences(net, 3), net.begin(2))
     assert tuple(net.heads) == net.layout.head_names == tuple(h for h in HEAD_NAMES if h in net.layout.options)
     assert output.logits.op.shape == (6, len(net.layout.ops))
     assert output.logits.slot.shape == (6, len(net.layout.ops), slots)
@@ -29,9 +31,9 @@ def test_the_head_table_sizes_every_head(actions: str, slots: int) -> None:
     assert output.value.shape == (2, 3)
 
 
-def test_a_sequence_at_once_is_the_same_as_step_by_step() -> None:
+def test_a_whole_sequence_gives_the_same_as_step_by_step() -> None:
     net = policy(layers=2)
-    inputs, state = run(net, 5), net.begin(2)
+    inputs, state = random_sequences(net, 5), net.begin(2)
     whole = net(*inputs, state)
     for step in range(5):
         one = net(*[part[:, step : step + 1] for part in inputs], state)
@@ -41,20 +43,20 @@ def test_a_sequence_at_once_is_the_same_as_step_by_step() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_memory_carries_the_past_and_no_layers_means_none() -> None:
-    for layers, remembers in ((1, True), (0, False)):
+def test_a_policy_depends_on_past_observations_only_with_an_lstm() -> None:
+    for layers, has_memory in ((1, True), (0, False)):
         net = policy(layers=layers)
-        inputs = run(net, 4)
+        inputs = random_sequences(net, 4)
         changed = [part.clone() for part in inputs]
         changed[0][:, 0] += 1
         difference = (net(*inputs, net.begin(2)).value - net(*changed, net.begin(2)).value).abs()
-        assert bool((difference[:, 1:] > 0).any()) is remembers
+        assert bool((difference[:, 1:] > 0).any()) is has_memory
         assert (difference[:, 0] > 0).all()
 
 
-def test_environments_do_not_see_each_other() -> None:
+def test_environments_are_independent() -> None:
     net = policy()
-    inputs = run(net, 4, envs=3)
+    inputs = random_sequences(net, 4, envs=3)
     changed = [part.clone() for part in inputs]
     changed[0][1] += 1
     before, after = (net(*each, net.begin(3)).value for each in (inputs, changed))
@@ -62,16 +64,16 @@ def test_environments_do_not_see_each_other() -> None:
     assert not torch.equal(before[1], after[1])
 
 
-def test_a_slots_content_reaches_its_own_logits() -> None:
+def test_the_logits_of_a_slot_depend_on_its_blueprint() -> None:
     net = policy(layout("core", 3), layers=0)
-    base, slots, blueprints = run(net, 1, envs=1)
+    base, slots, blueprints = random_sequences(net, 1, envs=1)
     other = blueprints.clone()
     other[..., 2] = (blueprints[..., 2] + 1) % (len(net.layout.blueprints) + 1)
     mine, theirs = (net(base, slots, each, net.begin(1)).logits.slot[0] for each in (blueprints, other))
     assert not torch.equal(mine[:, 2], theirs[:, 2])
 
 
-def test_initialisation_is_orthogonal_with_the_gains_asked_for() -> None:
+def test_initialisation_is_orthogonal_with_the_requested_gains() -> None:
     net = policy(gains={"hidden": 1.5, "policy": 0.01, "value": 2.0}, forget_bias=3.0, layers=1)
     for name, head in {**dict(net.heads.items()), "value": net.critic}.items():
         weight = list(head.children())[-1].weight
@@ -85,13 +87,13 @@ def test_initialisation_is_orthogonal_with_the_gains_asked_for() -> None:
     assert not total[2 * quarter :].any()
 
 
-def test_heads_are_half_as_wide_as_the_memory_but_never_narrow() -> None:
-    assert policy(hidden=16).sizes["head_hidden"] == LEAST_HEAD == 32
+def test_heads_are_half_as_wide_as_the_lstm_and_at_least_32_wide() -> None:
+    assert policy(hidden=16).sizes["head_hidden"] == MIN_HEAD_HIDDEN == 32
     assert policy(hidden=128).sizes["head_hidden"] == 64
     assert policy(hidden=16, head_hidden=8).sizes["head_hidden"] == 8
 
 
-def test_the_feature_network_has_the_depth_asked_for() -> None:
+def test_the_feature_network_has_the_requested_depth() -> None:
     assert [len(policy(depth=depth).features) for depth in (1, 3)] == [1, 3]
 
 
@@ -111,19 +113,19 @@ def test_bad_sizes_are_refused_in_one_sentence(change: dict[str, object], senten
         policy(**change)
 
 
-def test_the_same_seed_gives_the_same_weights() -> None:
-    mine, theirs, other = policy(seed=1), policy(seed=1), policy(seed=2)
+def test_the_same_rng_seed_gives_the_same_weights() -> None:
+    mine, theirs, other = policy(rng_seed=1), policy(rng_seed=1), policy(rng_seed=2)
     assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
     assert not torch.equal(mine.features[0].weight, other.features[0].weight)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler looks at it
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler reads it
 @pytest.mark.parametrize("layers", [0, 1])
-def test_a_compiled_network_says_the_same_and_keeps_its_names(layers: int) -> None:
-    """Only the LSTM, which the compiler does not take, may break the graph."""
+def test_a_compiled_network_gives_the_same_output_and_state_dict_names(layers: int) -> None:
+    """Only the LSTM, which the compiler does not support, may break the graph."""
     plain, net = policy(layers=layers), policy(layers=layers)
     net.compile(backend="eager", fullgraph=layers == 0)
-    inputs = run(net, 3)
+    inputs = random_sequences(net, 3)
     torch.testing.assert_close(net(*inputs, net.begin(2)).value, plain(*inputs, plain.begin(2)).value)
     assert list(net.state_dict()) == list(plain.state_dict())
 
@@ -131,7 +133,7 @@ def test_a_compiled_network_says_the_same_and_keeps_its_names(layers: int) -> No
 @pytest.mark.parametrize("actions", ["core", "full"])
 def test_forward_and_distribution_run_on_the_meta_device(actions: str) -> None:
     net = policy(layout(actions), validate=False).to("meta")
-    inputs = [part.to("meta") for part in run(net, 3)]
+    inputs = [part.to("meta") for part in random_sequences(net, 3)]
     output = net(*inputs, net.begin(2))
     masks = random_inputs(net.layout, 6, draws()).masks.to(torch.device("meta"))
     distribution = net.distribution(output.logits, masks)
@@ -139,20 +141,20 @@ def test_forward_and_distribution_run_on_the_meta_device(actions: str) -> None:
     assert distribution.log_prob(action).shape == distribution.entropy().shape == action.shape
 
 
-def test_an_episodes_actions_do_not_depend_on_its_neighbours() -> None:
+def test_the_actions_of_an_episode_do_not_depend_on_other_episodes() -> None:
     net = policy()
     controller = PolicyController(net, greedy=False)
     inputs = random_inputs(net.layout, 3, draws())
-    together, _ = controller.act(inputs, controller.begin([7, 8, 9]))
-    pick = [2, 0]
-    some = type(inputs)(
-        inputs.base[pick], inputs.slots[pick], inputs.blueprints[pick], inputs.masks.each(lambda m: m[pick])
+    all_actions, _ = controller.act(inputs, controller.begin([7, 8, 9]))
+    rows = [2, 0]
+    subset = type(inputs)(
+        inputs.base[rows], inputs.slots[rows], inputs.blueprints[rows], inputs.masks.each(lambda m: m[rows])
     )
-    apart, _ = controller.act(some, controller.begin([9, 7]))
-    assert torch.equal(together[pick], apart)
+    actions, _ = controller.act(subset, controller.begin([9, 7]))
+    assert torch.equal(all_actions[rows], actions)
 
 
-def test_greedy_takes_no_chance_and_sampling_does() -> None:
+def test_greedy_actions_do_not_depend_on_the_episode_seed_and_sampled_actions_do() -> None:
     net = policy()
     inputs = random_inputs(net.layout, 40, draws())
     greedy, sampled = PolicyController(net, greedy=True), PolicyController(net, greedy=False)
@@ -162,7 +164,7 @@ def test_greedy_takes_no_chance_and_sampling_does() -> None:
 
 
 @torch.no_grad()
-def test_sampled_log_probs_are_those_of_a_second_look() -> None:
+def test_stored_log_probs_equal_those_of_a_second_forward_pass() -> None:
     net = policy(layout("full", 4))
     controller, inputs = PolicyController(net, greedy=False), random_inputs(layout("full", 4), 30, draws())
     choice, _ = controller.decide(inputs, controller.begin(range(30)))

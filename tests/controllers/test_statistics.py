@@ -12,8 +12,8 @@ def fold(statistics: RunningStatistics, samples: torch.Tensor) -> None:
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(0, 1000))
-def test_folding_in_pieces_is_the_same_as_at_once(sizes: list[int], seed: int) -> None:
-    samples = 3 * torch.randn(sum(sizes) + 2, 4, generator=draws(seed)) + 5
+def test_folding_samples_in_parts_gives_the_same_as_all_at_once(sizes: list[int], rng_seed: int) -> None:
+    samples = 3 * torch.randn(sum(sizes) + 2, 4, generator=draws(rng_seed)) + 5
     statistics = RunningStatistics(4)
     for part in samples.split([*sizes, 2]):
         fold(statistics, part)
@@ -21,17 +21,17 @@ def test_folding_in_pieces_is_the_same_as_at_once(sizes: list[int], seed: int) -
     torch.testing.assert_close(statistics.variance, samples.double().var(0, unbiased=False), atol=1e-5, rtol=1e-5)
 
 
-def test_with_momentum_the_newest_count_for_that_much() -> None:
+def test_momentum_is_the_weight_of_the_newest_moments() -> None:
     statistics = RunningStatistics(1, momentum=0.25)
     fold(statistics, torch.tensor([[1.0], [3.0]]))
     assert statistics.mean.item() == 2
-    assert statistics.variance.item() == 1, "the first are taken whole"
+    assert statistics.variance.item() == 1, "the first moments count in full"
     fold(statistics, torch.tensor([[6.0], [6.0]]))
     assert statistics.mean.item() == 2 + 0.25 * 4
     assert statistics.variance.item() == pytest.approx(0.75 * 1 + 0.25 * 0 + 0.25 * 0.75 * 16)
 
 
-def test_nothing_new_or_nothing_finite_changes_nothing() -> None:
+def test_empty_or_non_finite_moments_change_nothing() -> None:
     for momentum in (None, 0.5):
         statistics = RunningStatistics(2, momentum)
         fold(statistics, torch.randn(5, 2, generator=draws()))
@@ -49,13 +49,13 @@ def test_only_valid_samples_count() -> None:
     assert moments.variance.item() == 1
 
 
-def test_moments_survive_being_packed() -> None:
+def test_packed_moments_unpack_to_the_same_moments() -> None:
     moments = Moments.of(torch.randn(5, 3, generator=draws()), torch.ones(5, dtype=torch.bool))
     again = Moments.unpacked(moments.packed())
     assert all(torch.equal(a, b) for a, b in zip(vars(moments).values(), vars(again).values(), strict=True))
 
 
-def test_samples_stay_as_they_are_until_something_was_folded_in() -> None:
+def test_samples_are_not_normalised_before_the_first_fold() -> None:
     statistics = RunningStatistics(2)
     samples = torch.tensor([[10.0, -10.0]])
     assert torch.equal(statistics.normalised(samples, min_std=0.1, clip=5.0), samples)
@@ -65,8 +65,8 @@ def test_samples_stay_as_they_are_until_something_was_folded_in() -> None:
     torch.testing.assert_close(scaled, torch.tensor([[5.0, 1.0], [5.0, 0.0]]))
 
 
-def test_the_policys_statistics_are_part_of_its_state() -> None:
-    mine, theirs = policy(), policy(seed=1)
+def test_the_statistics_are_part_of_the_policys_state_dict() -> None:
+    mine, theirs = policy(), policy(rng_seed=1)
     base, slots = torch.randn(2, 3, 6, generator=draws()), torch.randn(2, 3, 3, 4, generator=draws())
     mine.fold(mine.moments(base, slots, torch.ones(2, 3, dtype=torch.bool)))
     theirs.load_state_dict(mine.state_dict())

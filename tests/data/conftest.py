@@ -7,8 +7,8 @@ from tests.data.fixtures_files import PER_BATCH, channel_means
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty data directory, and a CIFAR-10 that cannot be fetched from anywhere unless the test says so."""
+def data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty data directory; CIFAR-10 cannot be downloaded unless the test changes that."""
     monkeypatch.setattr(cifar10, "PER_BATCH", PER_BATCH)
     monkeypatch.setattr(cifar10, "CHANNEL_MEANS", channel_means())
     monkeypatch.setattr(cifar10, "URL", (tmp_path / "offline" / cifar10.ARCHIVE).as_uri())

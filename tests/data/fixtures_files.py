@@ -1,4 +1,4 @@
-"""CIFAR-10 in small: official layouts with twenty images a batch."""
+"""A small CIFAR-10: the official file layouts with twenty images per batch."""
 
 import hashlib
 import io
@@ -16,10 +16,9 @@ PER_BATCH = 20
 
 
 def batches() -> list[tuple[np.ndarray, np.ndarray]]:
-    draws = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     return [
-        (draws.integers(256, size=(PER_BATCH, 3072), dtype=np.uint8), np.arange(PER_BATCH) % 10)
-        for _ in cifar10.BATCHES
+        (rng.integers(256, size=(PER_BATCH, 3072), dtype=np.uint8), np.arange(PER_BATCH) % 10) for _ in cifar10.BATCHES
     ]
 
 
@@ -34,14 +33,14 @@ def write_binary(folder: Path) -> None:
         np.concatenate([labels.astype(np.uint8)[:, None], pixels], 1).tofile(folder / f"{name}.bin")
 
 
-def pickled(pixels: np.ndarray, labels: np.ndarray) -> bytes:
+def pickle_batch(pixels: np.ndarray, labels: np.ndarray) -> bytes:
     return pickle.dumps({b"data": pixels, b"labels": labels.tolist(), b"filenames": []}, protocol=3)
 
 
 def write_pickles(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, (pixels, labels) in zip(cifar10.BATCHES, batches(), strict=True):
-        (folder / name).write_bytes(pickled(pixels, labels))
+        (folder / name).write_bytes(pickle_batch(pixels, labels))
 
 
 def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -51,16 +50,16 @@ def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def write_archive(path: Path) -> str:
-    """The official archive in small; returns its MD5."""
+    """Write a small official archive; returns its MD5."""
     path.parent.mkdir(exist_ok=True)
     with tarfile.open(path, "w:gz") as archive:
         for name, (pixels, labels) in zip(cifar10.BATCHES, batches(), strict=True):
-            add(archive, f"{cifar10.PICKLED}/{name}", pickled(pixels, labels))
+            add(archive, f"{cifar10.PICKLED}/{name}", pickle_batch(pixels, labels))
     return hashlib.md5(path.read_bytes()).hexdigest()
 
 
 def write_npm_package(path: Path) -> str:
-    """The npm package in small; returns its SHA-256."""
+    """Write a small npm package; returns its SHA-256."""
     content = batches()
     labels = [int(label) for _, part in content for label in part]
     with tarfile.open(path, "w:gz") as archive:
@@ -74,7 +73,7 @@ def write_npm_package(path: Path) -> str:
 
 
 def fake_npm(folder: Path, package: Path | None) -> None:
-    """An npm that packs the given file, or fails."""
+    """Write an npm command that copies `package`, or fails if None."""
     folder.mkdir()
     script = f"/bin/cp {package} ." if package else "echo 'npm error network is down' >&2; exit 1"
     (folder / "npm").write_text(f"#!/bin/sh\n{script}\n")

@@ -8,8 +8,8 @@ from esper.rng import make_generator
 
 
 def labelled(count: int, rng_seed: int) -> Labelled:
-    draws = torch.Generator().manual_seed(rng_seed)
-    images = torch.randint(256, (count, 32, 32, 3), generator=draws, dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(rng_seed)
+    images = torch.randint(256, (count, 32, 32, 3), generator=generator, dtype=torch.uint8)
     return Labelled(images, torch.arange(count) % 10)
 
 
@@ -37,7 +37,7 @@ def test_splits_are_balanced_and_disjoint() -> None:
     assert rows(splits["test"]) <= rows(UNSEEN)
 
 
-def test_splits_follow_from_their_seed_and_not_from_each_others_sizes() -> None:
+def test_splits_depend_on_split_seed_and_not_on_the_size_of_other_splits() -> None:
     one = data().splits
     assert rows(data().splits["validation"]) == rows(one["validation"])
     assert rows(data(split_seed=1).splits["validation"]) != rows(one["validation"])
@@ -46,11 +46,11 @@ def test_splits_follow_from_their_seed_and_not_from_each_others_sizes() -> None:
     assert rows(data(validation=50).splits["train"]) == rows(one["train"])
 
 
-def test_all_that_is_left_is_trained_on_where_no_size_is_given() -> None:
+def test_train_none_uses_all_images_that_are_not_held_out() -> None:
     assert data(train=None).size("train") == 400
 
 
-def test_a_size_that_classes_cannot_share_evenly_is_shared_as_evenly_as_can_be() -> None:
+def test_a_size_that_classes_do_not_divide_is_split_as_evenly_as_possible() -> None:
     assert sorted(torch.bincount(data(train=33).splits["train"].labels).tolist()) == [3] * 7 + [4] * 3
 
 
@@ -60,20 +60,20 @@ def test_a_size_that_classes_cannot_share_evenly_is_shared_as_evenly_as_can_be()
         ({"train": 600}, r"data\.train=600: must be between 1 and 500"),
         ({"validation": 0}, r"data\.validation=0: must be between 1 and 500"),
         ({"test": 101}, r"data\.test=101: must be between 1 and 100"),
-        ({"train": 450}, r"data\.validation=100, data\.train=450: together they exceed 500 samples"),
+        ({"train": 450}, r"data\.validation=100, data\.train=450: together must be at most 500"),
         ({"resolution": 20}, r"data\.resolution=20: must be one of 1, 2, 4, 8, 16, 32"),
         ({"pad": -1}, r"data\.pad=-1: must be at least 0"),
     ],
 )
-def test_impossible_options_are_refused_in_one_sentence(changes: dict[str, object], sentence: str) -> None:
+def test_invalid_options_are_refused_in_one_sentence(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         data(**changes)
 
 
-def test_a_stream_follows_from_its_own_generator_alone() -> None:
+def test_a_stream_depends_on_its_generator_only() -> None:
     images = data()
     one, same, other = (images.stream(64, make_generator("data", rng_seed)) for rng_seed in (1, 1, 2))
-    for _ in range(12):  # beyond one pass over the data
+    for _ in range(12):  # more than one pass over the data
         x, y = one.next()
         torch.rand(3)
         other_x, _ = other.next()
@@ -83,7 +83,7 @@ def test_a_stream_follows_from_its_own_generator_alone() -> None:
         assert not torch.equal(x, other_x)
 
 
-def test_a_stream_shows_every_image_once_in_a_pass() -> None:
+def test_a_stream_has_every_image_once_per_pass() -> None:
     images = data(train=200, pad=0, flip=False)
     stream = images.stream(40, make_generator("data", 0))
     first, second = ([stream.next()[0] for _ in range(5)] for _ in range(2))
@@ -97,27 +97,27 @@ def test_a_stream_shows_every_image_once_in_a_pass() -> None:
     assert not torch.equal(torch.cat(first), torch.cat(second))
 
 
-def test_augmented_images_are_crops_of_the_padded_image_perhaps_mirrored() -> None:
+def test_augmented_images_are_crops_of_the_padded_image_possibly_flipped() -> None:
     images = data(train=10)
     index = torch.arange(10).repeat(40)
-    x, y = images.augmented(index, make_generator("data", 0))
+    x, y = images.augment(index, make_generator("data", 0))
     assert torch.equal(y, images.splits["train"].labels[index])
     black = (0 - 127.5) / 63.75
     source, _ = next(images.batches("train", 10))
     padded = torch.nn.functional.pad(source, (4, 4, 4, 4), value=black)
     crops = {
-        (row, column, mirrored): crop.flip(3) if mirrored else crop
+        (row, column, flipped): crop.flip(3) if flipped else crop
         for row in range(9)
         for column in range(9)
         for crop in (padded[:, :, row : row + 32, column : column + 32],)
-        for mirrored in (False, True)
+        for flipped in (False, True)
     }
     seen = set()
     for image, where in zip(x, index, strict=True):
         (match,) = [place for place, crop in crops.items() if torch.allclose(image, crop[where])]
         seen.add(match)
     assert {row for row, _, _ in seen} == {column for _, column, _ in seen} == set(range(9))
-    assert {mirrored for _, _, mirrored in seen} == {False, True}
+    assert {flipped for _, _, flipped in seen} == {False, True}
 
 
 def test_batches_are_normalised_in_channels_last_and_complete() -> None:
@@ -140,7 +140,7 @@ def test_a_lower_resolution_averages_the_images() -> None:
 
 
 @pytest.mark.parametrize("batch", [0, 301])
-def test_a_batch_larger_than_the_split_or_empty_is_refused(batch: int) -> None:
+def test_a_batch_that_is_empty_or_larger_than_the_split_is_refused(batch: int) -> None:
     with pytest.raises(DataError, match=rf"batch={batch}: must be between 1 and the 300 samples of the training split"):
         data().stream(batch, None)
 
@@ -156,7 +156,7 @@ def test_streams_run_on_the_meta_device() -> None:
 
 
 @pytest.mark.parametrize("preset", ["cifar10", "synthetic_images"])
-def test_the_presets_ask_for_what_loading_takes(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_presets_load(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.data.cifar10.read", lambda root: (labelled(50_000, 0), labelled(10_000, 1)))
     images = load_preset(f"data/{preset}", resolution=8)
     assert images.name == preset

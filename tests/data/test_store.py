@@ -6,13 +6,13 @@ from threading import Thread
 
 import pytest
 
-from esper.data.store import DataError, cache, check, directory, download, partial
+from esper.data.store import DataError, cache_directory, data_directory, download, verify_checksum, write_atomically
 
 
-class Answers(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/missing":
-            self.send_error(404, "Not here")
+            self.send_error(404, "Not Found Here")
             return
         self.send_response(200)
         self.send_header("Content-Length", "1000" if self.path == "/broken" else "5")
@@ -25,24 +25,24 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Answers) as running:
+    with HTTPServer(("127.0.0.1", 0), Handler) as running:
         Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_port}"
         running.shutdown()
 
 
-def test_a_download_arrives_whole(server: str, tmp_path: Path) -> None:
+def test_a_download_is_complete(server: str, tmp_path: Path) -> None:
     download(f"{server}/file", tmp_path / "file", md5="5d41402abc4b2a76b9719d911017c592")
     assert (tmp_path / "file").read_bytes() == b"hello"
 
 
-def test_a_download_that_breaks_off_is_refused(server: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"/broken broke off after 5 of 1,000 bytes\.$"):
+def test_an_incomplete_download_is_refused(server: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"/broken: the download ended after 5 of 1,000 bytes\.$"):
         download(f"{server}/broken", tmp_path / "file")
 
 
-def test_a_server_that_says_no_is_quoted(server: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"/missing could not be downloaded \(Not here\)\.$"):
+def test_the_message_has_the_reason_of_a_failed_download(server: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"/missing could not be downloaded \(Not Found Here\)\.$"):
         download(f"{server}/missing", tmp_path / "file")
     with pytest.raises(DataError, match=r"could not be downloaded \(Connection refused\)\.$"):
         download("http://127.0.0.1:9/file", tmp_path / "file")
@@ -51,16 +51,16 @@ def test_a_server_that_says_no_is_quoted(server: str, tmp_path: Path) -> None:
 def test_a_wrong_checksum_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"hello")
     with pytest.raises(DataError, match="is damaged: its md5 is 5d41402abc4b2a76b9719d911017c592, not beef"):
-        check(tmp_path / "file", "md5", "beef")
+        verify_checksum(tmp_path / "file", "md5", "beef")
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left on device"), DataError("bad")])
-def test_what_fails_halfway_leaves_nothing(tmp_path: Path, failure: BaseException) -> None:
+def test_a_failed_write_leaves_no_files(tmp_path: Path, failure: BaseException) -> None:
     expected = KeyboardInterrupt if failure is KeyboardInterrupt else DataError
 
     def make() -> None:
-        with partial(tmp_path / "target") as place:
-            place.write_bytes(b"half")
+        with write_atomically(tmp_path / "target") as path:
+            path.write_bytes(b"partial")
             raise failure
 
     with pytest.raises(expected):
@@ -68,33 +68,33 @@ def test_what_fails_halfway_leaves_nothing(tmp_path: Path, failure: BaseExceptio
     assert os.listdir(tmp_path) == []
 
 
-def test_a_finished_file_or_directory_takes_its_name(tmp_path: Path) -> None:
-    for _ in range(2):  # the second time it is there already
-        with partial(tmp_path / "folder") as place:
-            place.mkdir()
-            (place / "inside").write_text("whole")
-        with partial(tmp_path / "file") as place:
-            place.write_text("whole")
-    assert (tmp_path / "folder" / "inside").read_text() == (tmp_path / "file").read_text() == "whole"
+def test_a_complete_file_or_directory_is_renamed_to_its_target(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time it exists already
+        with write_atomically(tmp_path / "folder") as path:
+            path.mkdir()
+            (path / "inside").write_text("complete")
+        with write_atomically(tmp_path / "file") as path:
+            path.write_text("complete")
+    assert (tmp_path / "folder" / "inside").read_text() == (tmp_path / "file").read_text() == "complete"
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_variables_set_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ESPER_DATA", str(tmp_path / "mine"))
-    assert directory(None) == tmp_path / "mine"
+    assert data_directory(None) == tmp_path / "mine"
     assert (tmp_path / "mine").is_dir()
     monkeypatch.delenv("ESPER_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache() == tmp_path / "xdg" / "esper"
+    assert cache_directory() == tmp_path / "xdg" / "esper"
 
 
-def test_a_directory_that_is_missing_or_cannot_be_made_is_named(
+def test_the_message_names_a_directory_that_is_missing_or_cannot_be_created(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    for wrong in (tmp_path / "nowhere", tmp_path / "file", "~nobody-of-that-name/x"):
-        with pytest.raises(DataError, match=f"root={wrong}: there is no such directory"):
-            directory(wrong)
+    for wrong in (tmp_path / "nowhere", tmp_path / "file", "~unknown-user/x"):
+        with pytest.raises(DataError, match=f"root={wrong}: must be an existing directory"):
+            data_directory(wrong)
     monkeypatch.setenv("ESPER_DATA", str(tmp_path / "file" / "below"))
-    with pytest.raises(DataError, match="cannot be made"):
-        directory(None)
+    with pytest.raises(DataError, match="cannot be created"):
+        data_directory(None)

@@ -7,23 +7,23 @@ from esper.growth import GrowingHost
 from esper.rng import make_generator
 
 
-def test_the_images_are_the_same_every_time_and_balanced() -> None:
-    first = synthetic._drawn("unseen", 500)
-    synthetic._drawn.cache_clear()
-    assert torch.equal(synthetic._drawn("unseen", 500).images, first.images)
+def test_the_images_are_reproducible_and_balanced() -> None:
+    first = synthetic._make_images("unseen", 500)
+    synthetic._make_images.cache_clear()
+    assert torch.equal(synthetic._make_images("unseen", 500).images, first.images)
     assert torch.bincount(first.labels).tolist() == [50] * 10
-    assert not torch.equal(synthetic._drawn("known", 500).images, first.images)
+    assert not torch.equal(synthetic._make_images("known", 500).images, first.images)
 
 
-def test_colours_say_nothing_of_the_class() -> None:
-    drawn = synthetic._drawn("known", 5000)
-    mean = drawn.images.float().mean((1, 2))
-    by_class = torch.stack([mean[drawn.labels == label].mean(0) for label in range(10)])
+def test_colours_are_independent_of_the_class() -> None:
+    images = synthetic._make_images("known", 5000)
+    mean = images.images.float().mean((1, 2))
+    by_class = torch.stack([mean[images.labels == label].mean(0) for label in range(10)])
     assert by_class.std(0).max() < 6  # of 255; the images themselves differ by about 50
     assert mean.std(0).min() > 35
 
 
-def test_a_host_that_sees_shapes_learns_the_images_and_a_blind_one_does_not() -> None:
+def test_a_host_with_3x3_convolutions_learns_the_images_and_one_with_1x1_does_not() -> None:
     data = load_preset("data/synthetic_images", resolution=16)
     accuracy = {}
     for name in ("cifar_blind", "cifar_baseline"):

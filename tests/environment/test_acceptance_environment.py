@@ -12,7 +12,7 @@ from tests.growth.fixtures_hosts import backward, model, optimizer
 
 
 @pytest.mark.parametrize(("clip", "health"), [(1.0, 1.0), (0.01, 0.2), (1e9, 0.5)])
-def test_vanishing_and_exploding_are_judged_by_the_clip_norm(clip: float, health: float) -> None:
+def test_vanishing_and_exploding_gradients_are_relative_to_the_clip_norm(clip: float, health: float) -> None:
     weights = [nn.Parameter(torch.zeros(3)) for _ in range(2)]
     for weight in weights:
         weight.grad = torch.ones(3)
@@ -21,8 +21,8 @@ def test_vanishing_and_exploding_are_judged_by_the_clip_norm(clip: float, health
     assert gradient_health(weights, clip) == 0
 
 
-class Notes(torch.amp.GradScaler):
-    """A scaler that writes down what is asked of it."""
+class RecordingScaler(torch.amp.GradScaler):
+    """A GradScaler that records its calls."""
 
     def __init__(self) -> None:
         super().__init__("cpu")
@@ -41,7 +41,7 @@ class Notes(torch.amp.GradScaler):
         super().update(new_scale)
 
 
-def test_every_host_has_a_scaler_of_its_own_and_scales_back_before_it_clips() -> None:
+def test_every_host_has_its_own_grad_scaler_and_unscales_before_clipping() -> None:
     env = environment("environment.precision=fp16")
     env.reset([1, 2])
     mine, other = (run._scaler for run in env._runs)
@@ -49,7 +49,7 @@ def test_every_host_has_a_scaler_of_its_own_and_scales_back_before_it_clips() ->
     assert other is not None
     assert mine is not other
     growing = model("cnn", 8)
-    trainer, scaler = optimizer(growing), Notes()
+    trainer, scaler = optimizer(growing), RecordingScaler()
     backward(growing, {})
     unscaled = [parameter.grad.clone() for parameter in growing.parameters() if parameter.grad is not None]
     for parameter in growing.parameters():
@@ -62,33 +62,33 @@ def test_every_host_has_a_scaler_of_its_own_and_scales_back_before_it_clips() ->
     assert "unscale, watch, clip, step, update" in (GrowthOptimizer.step.__doc__ or "")
 
 
-def test_a_host_on_a_gpu_works_in_its_own_stream_behind_what_was_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shown with streams that only write down what happens to them."""
-    happened: list[str] = []
+def test_a_host_on_a_gpu_uses_its_own_stream_after_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fake streams that record their calls."""
+    calls: list[str] = []
 
-    class Stream:
+    class FakeStream:
         def wait_stream(self, other: str) -> None:
-            happened.append(f"waits for {other}")
+            calls.append(f"wait for {other}")
 
     @contextmanager
-    def inside(stream: object) -> Any:
-        happened.append("enters" if stream is mine else "enters another's")
+    def enter_stream(stream: object) -> Any:
+        calls.append("enter" if stream is own_stream else "enter another stream")
         yield
-        happened.append("leaves")
+        calls.append("exit")
 
-    mine = Stream()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the main one")
-    monkeypatch.setattr(torch.cuda, "stream", inside)
+    own_stream = FakeStream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current stream")
+    monkeypatch.setattr(torch.cuda, "stream", enter_stream)
     env = environment(envs=1)
     env.reset([1])
     run = env._runs[0]
-    run._cuda_stream = mine  # type: ignore[assignment]
+    run._cuda_stream = own_stream  # type: ignore[assignment]
     run.measure({})
-    assert happened == ["waits for the main one", "enters", "leaves"]
+    assert calls == ["wait for the current stream", "enter", "exit"]
 
 
 @pytest.mark.parametrize("batch", [16, 24])
-def test_training_batches_have_the_size_that_is_asked_for(batch: int) -> None:
+def test_training_batches_have_the_requested_size(batch: int) -> None:
     env = environment(f"environment.batch={batch}", envs=1)
     env.reset([1])
     images, labels = env._runs[0]._stream.next()

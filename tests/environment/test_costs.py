@@ -25,64 +25,64 @@ SAMPLES = 2
 
 
 @dataclass(frozen=True)
-class VectorEnv:
+class HostCase:
     build: Callable[[], Host]
     batch: Tensor
     blueprint: str
-    unneeded: Callable[[int, Blend], int]  # the gradient of such a seed's first layers towards its inputs
+    skipped_flops: Callable[[int, Blend], int]  # input gradient of a seed's first layers, which an isolated seed skips
 
 
-def unneeded_of_images(channels: int, blend: Blend) -> int:
-    """The convolution stands behind a normalisation, so that only a gate's first layer reads the features."""
-    return linear_flops(channels, max(GATE_HIDDEN, channels // 4)).inputs if blend is Blend.GATED else 0
+def skipped_flops_images(channels: int, blend: Blend) -> int:
+    """The convolution follows a normalisation, so only the first layer of a gate reads the features directly."""
+    return linear_flops(channels, max(GATE_HIDDEN, channels // 4)).input_grad if blend is Blend.GATED else 0
 
 
-def unneeded_of_texts(channels: int, blend: Blend) -> int:
-    gate = linear_flops(channels, max(GATE_HIDDEN, channels // 4), 12).inputs if blend is Blend.GATED else 0
-    return linear_flops(channels, 2 * channels, 12).inputs + gate
+def skipped_flops_texts(channels: int, blend: Blend) -> int:
+    gate = linear_flops(channels, max(GATE_HIDDEN, channels // 4), 12).input_grad if blend is Blend.GATED else 0
+    return linear_flops(channels, 2 * channels, 12).input_grad + gate
 
 
 IMAGES = {"blocks": 3, "channels": 8, "kernel": 3, "pools": 3, "resolution": 16, "classes": 10}
 TEXTS = {"vocabulary": 99, "channels": 16, "heads": 2, "layers": 3, "segments": 3, "block_size": 12}
-WORLDS = {
-    "images": VectorEnv(
+HOSTS = {
+    "images": HostCase(
         lambda: CNNHost(**IMAGES, pool_slots=False),
         torch.zeros(SAMPLES, 3, 16, 16),
         "conv_light",
-        unneeded_of_images,
+        skipped_flops_images,
     ),
-    "texts": VectorEnv(
+    "texts": HostCase(
         lambda: GPTHost(**TEXTS, dropout=0.0),
         torch.zeros(SAMPLES, 12, dtype=torch.long),
         "mlp_small",
-        unneeded_of_texts,
+        skipped_flops_texts,
     ),
 }
 
 
-def initial_slots(
-    world: VectorEnv, blend: Blend, coadapt: bool = True
+def grow_all_slots(
+    case: HostCase, blend: Blend, coadapt: bool = True
 ) -> tuple[GrowingHost, HostCosts, dict[str, Flops]]:
     """A host with a seed in each of its three slots, and their costs."""
-    growing, costs = GrowingHost(world.build(), coadapt=coadapt), HostCosts(world.build, world.batch[:1])
+    growing, costs = GrowingHost(case.build(), coadapt=coadapt), HostCosts(case.build, case.batch[:1])
     for slot in costs.slots:
-        growing.graft(slot, world.blueprint, blend, rng_seed=0)
-    return growing, costs, {slot: costs.seed(slot, world.blueprint, blend) for slot in costs.slots}
+        growing.graft(slot, case.blueprint, blend, rng_seed=0)
+    return growing, costs, {slot: costs.seed(slot, case.blueprint, blend) for slot in costs.slots}
 
 
-def counted(growing: GrowingHost, batch: Tensor, settings: SeedSettings) -> float:
+def count_training(growing: GrowingHost, batch: Tensor, settings: SeedSettings) -> float:
     """FLOPs per sample of a batch of training, as torch counts them."""
     with counter() as count:
-        own, behind = growing.losses(batch, settings, lambda output: output.float().mean())
-        (own + sum(behind.values())).backward()
+        loss, isolated = growing.losses(batch, settings, lambda output: output.float().mean())
+        (loss + sum(isolated.values())).backward()
     return count.get_total_flops() / SAMPLES
 
 
 @pytest.mark.parametrize("blend", Blend)
-@pytest.mark.parametrize("name", WORLDS)
-def test_passes_cost_what_torch_counts(name: str, blend: Blend) -> None:
-    world = WORLDS[name]
-    growing, costs, seeds = initial_slots(world, blend)
+@pytest.mark.parametrize("name", HOSTS)
+def test_flops_of_forward_passes_equal_the_count_of_torch(name: str, blend: Blend) -> None:
+    case = HOSTS[name]
+    growing, costs, seeds = grow_all_slots(case, blend)
     growing.eval()
     first, second, third = costs.slots
     on = {
@@ -92,7 +92,7 @@ def test_passes_cost_what_torch_counts(name: str, blend: Blend) -> None:
     }
 
     def forward(settings: SeedSettings, start: str | None = None) -> float:
-        x = world.batch if start is None else growing(world.batch, on, None, start)
+        x = case.batch if start is None else growing(case.batch, on, None, start)
         with counter() as count:
             growing(x, settings, start)
         return count.get_total_flops() / SAMPLES
@@ -106,74 +106,75 @@ def test_passes_cost_what_torch_counts(name: str, blend: Blend) -> None:
 
 
 @pytest.mark.parametrize("modes", list(permutations(Mode)), ids=lambda modes: "-".join(mode.value for mode in modes))
-@pytest.mark.parametrize("name", WORLDS)
-def test_training_costs_what_torch_counts(name: str, modes: tuple[Mode, ...]) -> None:
-    world, blend = WORLDS[name], Blend.GATED
-    growing, costs, seeds = initial_slots(world, blend)
+@pytest.mark.parametrize("name", HOSTS)
+def test_flops_of_training_equal_the_count_of_torch(name: str, modes: tuple[Mode, ...]) -> None:
+    case, blend = HOSTS[name], Blend.GATED
+    growing, costs, seeds = grow_all_slots(case, blend)
     settings = {slot: SeedSetting(mode, 0.5) for slot, mode in zip(costs.slots, modes, strict=True)}
-    behind = next(slot for slot, setting in settings.items() if setting.mode is Mode.ISOLATED)
-    blended = {slot: setting for slot, setting in settings.items() if slot != behind}
-    alone = counted(growing, world.batch, blended)
-    assert costs.train(seeds, settings) == costs.train(seeds, blended) == alone
+    isolated = next(slot for slot, setting in settings.items() if setting.mode is Mode.ISOLATED)
+    blended = {slot: setting for slot, setting in settings.items() if slot != isolated}
+    without_isolated = count_training(growing, case.batch, blended)
+    assert costs.train(seeds, settings) == costs.train(seeds, blended) == without_isolated
     assert costs.isolated(seeds, blended) == 0
-    spared = world.unneeded(growing.host.slot(behind).channels, blend)  # features are detached
-    assert costs.isolated(seeds, settings) - spared == counted(growing, world.batch, settings) - alone
+    skipped = case.skipped_flops(growing.host.slot(isolated).channels, blend)  # features are detached
+    measured = count_training(growing, case.batch, settings) - without_isolated
+    assert costs.isolated(seeds, settings) - skipped == measured
 
 
 @pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize("name", WORLDS)
-def test_two_seeds_of_a_kind_cost_what_torch_counts(name: str, mode: Mode) -> None:
-    world = WORLDS[name]
-    growing, costs, seeds = initial_slots(world, Blend.ADD)
+@pytest.mark.parametrize("name", HOSTS)
+def test_flops_of_two_seeds_in_the_same_mode_equal_the_count_of_torch(name: str, mode: Mode) -> None:
+    case = HOSTS[name]
+    growing, costs, seeds = grow_all_slots(case, Blend.ADD)
     settings = {slot: SeedSetting(mode, 0.5) for slot in costs.slots[:2]}
     stated = costs.train(seeds, settings) + costs.isolated(seeds, settings)
     if mode is Mode.ISOLATED:
-        stated -= sum(world.unneeded(growing.host.slot(slot).channels, Blend.ADD) for slot in settings)
-    assert stated == counted(growing, world.batch, settings)
+        stated -= sum(case.skipped_flops(growing.host.slot(slot).channels, Blend.ADD) for slot in settings)
+    assert stated == count_training(growing, case.batch, settings)
 
 
 @pytest.mark.parametrize("mode", [Mode.BLENDED, Mode.FADING])
-@pytest.mark.parametrize("name", WORLDS)
-def test_without_coadaptation_no_less_is_charged_than_done(name: str, mode: Mode) -> None:
-    world = WORLDS[name]
-    growing, costs, seeds = initial_slots(world, Blend.ADD, coadapt=False)
+@pytest.mark.parametrize("name", HOSTS)
+def test_without_coadaptation_the_charge_is_an_upper_bound(name: str, mode: Mode) -> None:
+    case = HOSTS[name]
+    growing, costs, seeds = grow_all_slots(case, Blend.ADD, coadapt=False)
     settings = {slot: SeedSetting(mode, 0.5) for slot in costs.slots[:2]}
-    done = counted(growing, world.batch, settings)
-    assert done <= costs.train(seeds, settings) <= 1.1 * done  # at most a seed's gradient towards its inputs is spared
+    measured = count_training(growing, case.batch, settings)
+    assert measured <= costs.train(seeds, settings) <= 1.1 * measured  # seeds skip at most their input gradient
 
 
-def test_a_blueprint_that_does_not_state_its_work_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blueprint_that_does_not_state_its_flops_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(channels: int) -> nn.Module:
         return nn.Conv2d(channels, channels, 5, padding=2)
 
-    own = Blueprint("own", "cnn", "of a user", lambda c: 25 * c * c + c, build)
+    own = Blueprint("own", "cnn", "made by a user", lambda c: 25 * c * c + c, build)
     monkeypatch.setitem(registry._REGISTRY["cnn"], "own", own)
-    costs = HostCosts(WORLDS["images"].build, WORLDS["images"].batch[:1])
+    costs = HostCosts(HOSTS["images"].build, HOSTS["images"].batch[:1])
     gate = linear_flops(16, GATE_HIDDEN) + linear_flops(GATE_HIDDEN, 1)
     body = symmetric_flops(2 * 25 * 16 * 16 * 8 * 8)  # block2 has 16 channels and 8 x 8 pixels
     assert costs.seed("block2", "own", Blend.ADD) == body
     assert costs.seed("block2", "own", Blend.GATED) == body + gate
 
 
-def test_a_host_that_does_not_state_its_work_is_counted() -> None:
-    class Silent(CNNHost):
-        cost = Host.flops
+def test_a_host_that_does_not_state_its_flops_is_counted() -> None:
+    class Unstated(CNNHost):
+        flops = Host.flops
 
-    example = WORLDS["images"].batch[:1]
+    example = HOSTS["images"].batch[:1]
     stated = HostCosts(lambda: CNNHost(**IMAGES, pool_slots=False), example)
-    silent = HostCosts(lambda: Silent(**IMAGES, pool_slots=False), example)
-    assert [cost.forward for cost in silent.segments] == [cost.forward for cost in stated.segments]
-    assert silent.segments[1:] == stated.segments[1:]
-    assert silent.segments[0].inputs > stated.segments[0].inputs == 0  # a count cannot know that images learn nothing
+    counted = HostCosts(lambda: Unstated(**IMAGES, pool_slots=False), example)
+    assert [cost.forward for cost in counted.segments] == [cost.forward for cost in stated.segments]
+    assert counted.segments[1:] == stated.segments[1:]
+    assert counted.segments[0].input_grad > stated.segments[0].input_grad == 0  # images need no gradient
 
 
-def test_a_gpt_without_heads_states_the_work_it_does() -> None:
-    class Silent(GPTHost):
-        cost = Host.flops
+def test_the_stated_flops_of_a_gpt_without_heads_equal_the_count() -> None:
+    class Unstated(GPTHost):
+        flops = Host.flops
 
-    example = WORLDS["texts"].batch[:1]
+    example = HOSTS["texts"].batch[:1]
     stated, counted = (
-        HostCosts(lambda kind=kind: kind(**{**TEXTS, "heads": 0}, dropout=0.0), example) for kind in (GPTHost, Silent)
+        HostCosts(lambda kind=kind: kind(**{**TEXTS, "heads": 0}, dropout=0.0), example) for kind in (GPTHost, Unstated)
     )
     assert [cost.forward for cost in stated.segments] == [cost.forward for cost in counted.segments]
 
@@ -189,22 +190,22 @@ ON, ISOLATED = SeedSetting(Mode.BLENDED, 1.0), SeedSetting(Mode.ISOLATED, 1.0)
         ({"block1": ON, "block2": ON}, ("block1", "block2"), {"training", "validation", "probes"}),
     ],
 )
-def test_a_step_is_charged_for_exactly_what_it_does(
+def test_the_charge_of_a_step_equals_the_count_of_torch(
     settings: SeedSettings, off: tuple[str, ...], parts: set[str]
 ) -> None:
     env = environment("environment.attribution_share=0.5", envs=1)
     env.reset([3], [EpisodeStart(fossils={"block1": ("conv_light", "ADD"), "block2": ("bottleneck", "MULTIPLY")})])
     before, plan = env.flops_spent(), StepPlan(settings, settings, off, batches=3)
-    env._accounting.epoch(0, plan)
+    env._accounting.charge_step(0, plan)
     charged = {part: (flops - before[part]).item() for part, flops in env.flops_spent().items()}
     with counter() as count:
-        env._runs[0].epoch(plan, (0.4, 0.5))
+        env._runs[0].train_and_measure(plan, (0.4, 0.5))
     assert sum(charged.values()) == count.get_total_flops()
     assert {part for part, flops in charged.items() if flops} == parts
 
 
-def waited(env: Environment, starts: list[EpisodeStart], script: dict[int, dict[str, str]] | None = None) -> Tensor:
-    """FLOPs [envs] of whole episodes in which nothing is done but what the script says."""
+def run_script(env: Environment, starts: list[EpisodeStart], script: dict[int, dict[str, str]] | None = None) -> Tensor:
+    """FLOPs [envs] of whole episodes with the actions of the script by step, and WAIT otherwise."""
     observation, controller = env.reset([3] * len(starts), starts), NoGrowth(env.space)
     for step in range(env.steps):
         choice = (script or {}).get(step)
@@ -219,19 +220,18 @@ PRUNE = {"op": "PRUNE", "slot": "block2"}
 
 def test_the_parts_add_up_to_the_total() -> None:
     env = environment(envs=2)
-    total = waited(env, [EpisodeStart(), EpisodeStart(fossils={"block1": ("norm", "GATED")})], {0: GERMINATE})
+    total = run_script(env, [EpisodeStart(), EpisodeStart(fossils={"block1": ("norm", "GATED")})], {0: GERMINATE})
     parts = env.flops_spent()
     assert set(parts) == {"training", "isolated", "validation", "probes"}
     assert all((part > 0).all() for part in parts.values())
     assert torch.equal(sum(parts.values(), torch.zeros(2)), total)
 
 
-def test_a_pruned_seed_stays_charged() -> None:
+def test_the_flops_of_a_pruned_seed_still_count() -> None:
     env = environment(envs=1)
-    plain = waited(env, [EpisodeStart()])
-    nothing_isolated = env.flops_spent()["isolated"].item() == 0
-    pruned = waited(env, [EpisodeStart()], {0: GERMINATE, 3: PRUNE})
-    assert nothing_isolated
+    plain = run_script(env, [EpisodeStart()])
+    assert env.flops_spent()["isolated"].item() == 0
+    pruned = run_script(env, [EpisodeStart()], {0: GERMINATE, 3: PRUNE})
     assert not env.view.slots.occupied.any()
     assert env.flops_spent()["isolated"] > 0
     assert pruned > plain
@@ -244,26 +244,26 @@ FOSSILS = {
 
 
 @pytest.mark.parametrize("name", FOSSILS)
-def test_a_budget_of_flops_becomes_the_batches_that_cost_it(name: str) -> None:
+def test_a_budget_of_flops_is_converted_to_batches_that_cost_it(name: str) -> None:
     env = (
         environment("environment.steps=3")
         if name == "images"
         else build_environment(text_config("environment.steps=3"), 2)
     )
-    target = 2.5 * waited(env, [EpisodeStart()]).item()
+    target = 2.5 * run_script(env, [EpisodeStart()]).item()
     fossils = FOSSILS[name]
     batches = [env.batches_for(target, grown, 0) for grown in fossils]
     starts = [EpisodeStart(fossils=grown, batches=number) for grown, number in zip(fossils, batches, strict=True)]
-    spent = waited(env, starts)
+    flops = run_script(env, starts)
     one_batch = env.flops_spent()["training"] / torch.tensor(batches)
-    assert ((spent - target).abs() <= one_batch / 2).all()
+    assert ((flops - target).abs() <= one_batch / 2).all()
     assert batches[0] > batches[1] > 1
 
 
-def test_a_budget_that_is_used_up_still_trains_on_one_batch() -> None:
+def test_a_budget_of_zero_trains_on_one_batch() -> None:
     assert environment().batches_for(0.0, {}, 0) == 1
 
 
-def test_a_budget_for_what_cannot_be_planted_is_refused() -> None:
-    with pytest.raises(ValueError, match="lora in block1, blended by ADD, does not exist in this space"):
+def test_a_budget_for_an_unknown_blueprint_is_refused() -> None:
+    with pytest.raises(ValueError, match="fossils: lora in block1 with blend ADD does not exist"):
         environment().batches_for(1e9, {"block1": ("lora", "ADD")}, 0)

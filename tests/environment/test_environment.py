@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -5,22 +7,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import build_environment
-from esper.controllers import RandomController
+from esper.controllers import RandomController, ReplayController
 from esper.data.images import Labelled
 from esper.environment import Environment, GrowthStep, StepRecord
 from esper.environment.host_run import HostRun, StepPlan
+from esper.evaluation.costs import growth_tables
+from esper.evaluation.document import ReportTable
+from esper.evaluation.results import group_by_task
 from esper.growth import Mode, SeedSetting
 from esper.lifecycle import Blend, Stage, legal
 from esper.observation import HostMeasurements
-from esper.records import EpisodeLog, LineWriter, make_record, read_lines
+from esper.records import EpisodeLog, EpisodeRecord, Germination, LineWriter, make_record, read_episodes
 from tests.fixtures_environment import environment, text_config
 from tests.lifecycle.fixtures_slots import act
 
 
-def play(env: Environment, seeds: list[int], steps: int = 6) -> list[GrowthStep]:
-    """Random legal play; each episode's actions follow from its own seed."""
+def run_random(env: Environment, episode_seeds: list[int], steps: int = 6) -> list[GrowthStep]:
+    """Random legal actions; those of an episode depend on its episode seed only."""
     controller = RandomController(env.space)
-    observation, memory = env.reset(seeds), controller.begin(seeds)
+    observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
     result = []
     for _ in range(steps):
         action, memory = controller.act(observation, memory)
@@ -30,7 +35,7 @@ def play(env: Environment, seeds: list[int], steps: int = 6) -> list[GrowthStep]
 
 
 def rows(steps: list[GrowthStep], env: int) -> list[list[Tensor]]:
-    """Everything measured and seen of one environment."""
+    """All measurements, observations and rewards of one environment."""
     return [
         [
             *(getattr(step.record.now, name)[env] for name in HostMeasurements.__dataclass_fields__),
@@ -42,52 +47,52 @@ def rows(steps: list[GrowthStep], env: int) -> list[list[Tensor]]:
     ]
 
 
-def same(one: list[list[Tensor]], other: list[list[Tensor]]) -> bool:
+def is_equal(one: list[list[Tensor]], other: list[list[Tensor]]) -> bool:
     pairs = [(a, b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)]
     return all(torch.equal(torch.nan_to_num(a, -7), torch.nan_to_num(b, -7)) for a, b in pairs)
 
 
-def test_an_episode_is_bit_equal_whatever_its_neighbours_and_threads() -> None:
-    alone = rows(play(environment(envs=1), [11]), 0)
-    assert same(alone, rows(play(environment(envs=1), [11]), 0))
-    assert same(alone, rows(play(environment(envs=3), [5, 11, 7]), 1))
+def test_an_episode_is_bit_equal_with_other_episodes_and_threads() -> None:
+    single = rows(run_random(environment(envs=1), [11]), 0)
+    assert is_equal(single, rows(run_random(environment(envs=1), [11]), 0))
+    assert is_equal(single, rows(run_random(environment(envs=3), [5, 11, 7]), 1))
     threaded = environment("environment.threads=2", envs=3)
-    assert same(alone, rows(play(threaded, [11, 3, 4]), 0))
+    assert is_equal(single, rows(run_random(threaded, [11, 3, 4]), 0))
     threaded.close()
-    assert not same(alone, rows(play(environment(envs=1), [12]), 0))
+    assert not is_equal(single, rows(run_random(environment(envs=1), [12]), 0))
 
 
-def test_text_hosts_are_just_as_reproducible_with_dropout() -> None:
+def test_text_hosts_with_dropout_are_reproducible() -> None:
     composed = text_config("host.dropout=0.2", "environment.threads=2")
-    one = play(build_environment(composed, 2), [1, 2], steps=4)
-    other = play(build_environment(composed, 3), [9, 2, 1], steps=4)
-    assert same(rows(one, 0), rows(other, 2))
+    one = run_random(build_environment(composed, 2), [1, 2], steps=4)
+    other = run_random(build_environment(composed, 3), [9, 2, 1], steps=4)
+    assert is_equal(rows(one, 0), rows(other, 2))
     assert (one[0].record.now.score < 0).all()
 
 
-def test_thread_counts_and_global_generator_are_left_as_they_were() -> None:
+def test_thread_count_and_global_generator_are_unchanged() -> None:
     env = environment("environment.threads=2")
     torch.set_num_threads(2)
     state = torch.get_rng_state()
-    play(env, [1, 2], steps=3)
+    run_random(env, [1, 2], steps=3)
     assert torch.get_num_threads() == 2
     assert torch.equal(state, torch.get_rng_state())
     torch.set_num_threads(1)
 
 
-def test_hosts_train_even_where_the_caller_has_switched_gradients_off() -> None:
+def test_hosts_train_in_inference_mode_and_without_gradients() -> None:
     env = environment()
-    plain = rows(play(env, [1, 2], steps=3), 0)
+    plain = rows(run_random(env, [1, 2], steps=3), 0)
     with torch.inference_mode():
-        inside = rows(play(env, [1, 2], steps=3), 0)
+        in_inference_mode = rows(run_random(env, [1, 2], steps=3), 0)
     with torch.no_grad():
-        without = rows(play(env, [1, 2], steps=3), 0)
-    assert same(plain, inside)
-    assert same(plain, without)
+        without_gradients = rows(run_random(env, [1, 2], steps=3), 0)
+    assert is_equal(plain, in_inference_mode)
+    assert is_equal(plain, without_gradients)
 
 
-class Reads(TorchDispatchMode):
-    """Counts reads of single values from a tensor, each of which would stop a GPU."""
+class ReadCounter(TorchDispatchMode):
+    """Counts reads of single values from a tensor; each would synchronise a GPU."""
 
     count = 0
 
@@ -104,8 +109,8 @@ SEEDED = {
 }
 
 
-def seeded_run(run: HostRun) -> StepPlan:
-    """Seeds in every mode, and a plan that trains, measures and probes them."""
+def graft_all_modes(run: HostRun) -> StepPlan:
+    """Graft seeds for every mode; return a plan that trains, measures and probes them."""
     for slot, blueprint, blend in zip(SEEDED, ("conv_light", "norm", "depthwise"), Blend, strict=True):
         run.graft(slot, blueprint, blend)
     return StepPlan(SEEDED, SEEDED, ("block1", "block3"), 2)
@@ -114,33 +119,33 @@ def seeded_run(run: HostRun) -> StepPlan:
 def test_training_and_measuring_read_no_value_from_the_device() -> None:
     env = environment()
     env.reset([1, 2])
-    plan = seeded_run(env._runs[0])
-    with Reads() as reads:
-        env._runs[0].epoch(plan, (0.1, 0.2))
+    plan = graft_all_modes(env._runs[0])
+    with ReadCounter() as reads:
+        env._runs[0].train_and_measure(plan, (0.1, 0.2))
     assert reads.count == 0
 
 
-def test_a_step_reads_no_more_values_with_more_training_and_validation() -> None:
+def test_the_number_of_reads_does_not_depend_on_the_number_of_batches() -> None:
     counts = []
     for batches, batch in ((1, 100), (6, 10)):
         env = environment(f"environment.batches={batches}", f"environment.validation_batch={batch}")
         env.reset([1, 2])
         for _ in range(3):
-            seen = legal(env._slots, env.space, env.rules).op[0, 1]
-            with Reads() as reads:
-                env.step(act(env.space, {"op": "GERMINATE" if seen and not env.view.step else "WAIT"}, {"op": "WAIT"}))
+            can_germinate = legal(env._slots, env.space, env.rules).op[0, 1] and not env.view.step
+            with ReadCounter() as reads:
+                env.step(act(env.space, {"op": "GERMINATE" if can_germinate else "WAIT"}, {"op": "WAIT"}))
         counts.append(reads.count)  # a step with a blended seed whose contribution is measured
     assert counts[0] == counts[1] <= 20 * env.envs
 
 
-def test_the_host_epoch_and_the_measurement_run_on_the_meta_device() -> None:
+def test_training_and_measuring_run_on_the_meta_device() -> None:
     env = environment()
     data = env.data
     data.splits = {k: Labelled(v.images.to("meta"), v.labels.to("meta")) for k, v in data.splits.items()}
     data._padded, data._mean, data._std = (t.to("meta") for t in (data._padded, data._mean, data._std))
     data.device = torch.device("meta")
     run = HostRun(None, build=lambda: env.host_pool.build(0), optimizer=env._optimizer, data=data, options=env._options)
-    packed = run.epoch(seeded_run(run), (0.0, 0.1))
+    packed = run.train_and_measure(graft_all_modes(run), (0.0, 0.1))
     assert (packed.device.type, packed.shape) == ("meta", (6 + 3 * 4,))
 
 
@@ -155,22 +160,22 @@ def test_a_text_host_trains_and_is_measured_on_the_meta_device() -> None:
     run.graft("segment1", "attention", Blend.GATED)
     run.graft("segment2", "mlp_small", Blend.ADD)
     settings = {"segment1": SeedSetting(Mode.BLENDED, 0.5), "segment2": SeedSetting(Mode.ISOLATED, 1.0)}
-    packed = run.epoch(StepPlan(settings, settings, ("segment1",), 2), (0.0, 0.1))
+    packed = run.train_and_measure(StepPlan(settings, settings, ("segment1",), 2), (0.0, 0.1))
     assert packed.device.type == "meta"
 
 
-def test_half_precision_sees_the_same_health() -> None:
-    found = {}
+def test_half_precision_measures_similar_gradient_health_and_loss() -> None:
+    measured = {}
     for precision in ("32", "bf16", "fp16"):
         env = environment(f"environment.precision={precision}", envs=1)
         env.reset([1])
-        found[precision] = env.step(act(env.space, GERMINATE)).record.now
+        measured[precision] = env.step(act(env.space, GERMINATE)).record.now
     for precision in ("bf16", "fp16"):
-        torch.testing.assert_close(found[precision].health, found["32"].health, atol=0.15, rtol=0)
-        assert found[precision].loss.item() == pytest.approx(found["32"].loss.item(), rel=0.1)
+        torch.testing.assert_close(measured[precision].health, measured["32"].health, atol=0.15, rtol=0)
+        assert measured[precision].loss.item() == pytest.approx(measured["32"].loss.item(), rel=0.1)
 
 
-def scripted(env: Environment, script: dict[int, dict[str, str]], steps: int = 10) -> list[StepRecord]:
+def run_script(env: Environment, script: dict[int, dict[str, str]], steps: int = 10) -> list[StepRecord]:
     env.reset([3] * env.envs)
     return [env.step(act(env.space, *[script.get(t, {"op": "WAIT"})] * env.envs)).record for t in range(steps)]
 
@@ -179,7 +184,7 @@ GERMINATE = {"op": "GERMINATE", "slot": "block2", "blueprint": "conv_light"}
 
 
 def test_contribution_is_measured_only_where_a_live_seed_is_blended() -> None:
-    records = scripted(environment(envs=1), {0: GERMINATE, 6: {"op": "FOSSILIZE", "slot": "block2"}})
+    records = run_script(environment(envs=1), {0: GERMINATE, 6: {"op": "FOSSILIZE", "slot": "block2"}})
     for record in records:
         during = record.during
         measured = ~record.now.contribution.isnan()
@@ -190,32 +195,32 @@ def test_contribution_is_measured_only_where_a_live_seed_is_blended() -> None:
 
 def test_contribution_is_the_score_with_the_seed_minus_the_score_without() -> None:
     env = environment(envs=1)
-    scripted(env, {0: GERMINATE}, steps=4)
-    record_settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
+    run_script(env, {0: GERMINATE}, steps=4)
+    settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
     step = env.step(act(env.space, {"op": "WAIT"}))
     run = env._runs[0]
-    with_seed, without = (100 * run.evaluate(chosen, "validation")[1] for chosen in (record_settings, {}))
+    with_seed, without = (100 * run.evaluate(each, "validation")[1] for each in (settings, {}))
     assert step.record.during.alpha[0, 1] == 1
     assert step.record.now.contribution[0, 1].item() == pytest.approx((with_seed - without).item(), abs=1e-4)
 
 
-def test_attribution_can_be_rare_or_off() -> None:
+def test_contribution_is_measured_every_few_steps_or_never() -> None:
     for every, expected in ((0, set()), (2, {2, 4})):
-        records = scripted(environment(f"environment.attribution_every={every}", envs=1), {0: GERMINATE}, steps=6)
+        records = run_script(environment(f"environment.attribution_every={every}", envs=1), {0: GERMINATE}, steps=6)
         assert {r.step for r in records if r.now.contribution[0, 1].isfinite()} == expected
 
 
-def test_what_counts_at_the_end_is_what_was_committed() -> None:
-    kept = {0: GERMINATE, 6: {"op": "FOSSILIZE", "slot": "block2"}}
-    for script, fossil in ((kept, True), ({0: GERMINATE}, False)):
+def test_only_committed_seeds_count_in_the_last_step() -> None:
+    committing = {0: GERMINATE, 6: {"op": "FOSSILIZE", "slot": "block2"}}
+    for script, is_fossil in ((committing, True), ({0: GERMINATE}, False)):
         env = environment(envs=1)
-        records = scripted(env, script)
+        records = run_script(env, script)
         last = records[-1]
-        seed = last.seed_parameters[0, 1]
-        assert seed == 2336
-        assert last.earlier.parameters[0] == last.host_parameters[0] + seed
-        assert last.now.parameters[0] == last.host_parameters[0] + (seed if fossil else 0)
-        committed = {"block2": SeedSetting(Mode.BLENDED, 1.0)} if fossil else {}
+        parameters = last.seed_parameters[0, 1]
+        assert parameters == 2336
+        assert last.earlier.parameters[0] == last.host_parameters[0] + parameters
+        assert last.now.parameters[0] == last.host_parameters[0] + (parameters if is_fossil else 0)
+        committed = {"block2": SeedSetting(Mode.BLENDED, 1.0)} if is_fossil else {}
         accuracy = env._runs[0].evaluate(committed, "validation")[1]
         assert last.now.accuracy[0] == accuracy
         assert env.test()["accuracy"][0] == env._runs[0].evaluate(committed, "test")[1]
@@ -223,73 +228,111 @@ def test_what_counts_at_the_end_is_what_was_committed() -> None:
         assert not last.truncated.any()
 
 
-def test_the_time_limit_may_truncate() -> None:
-    records = scripted(environment("environment.time_limit=truncate", envs=1), {})
+def test_the_time_limit_can_truncate() -> None:
+    records = run_script(environment("environment.time_limit=truncate", envs=1), {})
     assert [bool(record.truncated) for record in records] == [False] * 9 + [True]
     assert not any(record.terminated for record in records)
 
 
 def test_flops_grow_with_seeds_and_with_probes() -> None:
-    plain = scripted(environment(envs=1), {})
-    grown = scripted(environment(envs=1), {0: GERMINATE})
-    blind = scripted(environment("environment.attribution_every=0", envs=1), {0: GERMINATE})
-    spent = [torch.stack([r.now.flops[0] for r in records]).diff() for records in (plain, grown, blind)]
-    assert (spent[0] == spent[0][0]).all()
-    assert (spent[1][:-1] > spent[0][:-1]).all()
-    assert grown[0].now.flops == blind[0].now.flops > plain[0].now.flops  # nothing to probe while it trains
-    assert (spent[2][:-1] < spent[1][:-1]).all()
+    plain = run_script(environment(envs=1), {})
+    grown = run_script(environment(envs=1), {0: GERMINATE})
+    unprobed = run_script(environment("environment.attribution_every=0", envs=1), {0: GERMINATE})
+    flops = [torch.stack([r.now.flops[0] for r in records]).diff() for records in (plain, grown, unprobed)]
+    assert (flops[0] == flops[0][0]).all()
+    assert (flops[1][:-1] > flops[0][:-1]).all()
+    assert grown[0].now.flops == unprobed[0].now.flops > plain[0].now.flops  # an isolated seed is not probed
+    assert (flops[2][:-1] < flops[1][:-1]).all()
 
 
 @pytest.mark.parametrize("share", [0.1, 1.0])
-def test_a_probe_is_charged_for_the_batches_it_runs(share: float) -> None:
+def test_a_probe_is_charged_for_its_batches(share: float) -> None:
     env = environment(f"environment.attribution_share={share}", envs=1)
-    scripted(env, {0: GERMINATE}, steps=4)
+    run_script(env, {0: GERMINATE}, steps=4)
     settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
     plan, run = StepPlan(settings, settings, ("block2",), 2), env._runs[0]
-    before = env._accounting._flops.clone()
-    env._accounting.epoch(0, plan)
+    before = env._accounting.total_flops
+    env._accounting.charge_step(0, plan)
     with FlopCounterMode(display=False) as counter:
-        run.epoch(plan, (0.4, 0.5))
-    assert (env._accounting._flops - before).item() == pytest.approx(counter.get_total_flops(), rel=0.12)
+        run.train_and_measure(plan, (0.4, 0.5))
+    assert (env._accounting.total_flops - before).item() == pytest.approx(counter.get_total_flops(), rel=0.12)
 
 
 def test_a_step_before_reset_or_after_the_end_is_refused() -> None:
     env = environment(envs=1)
     with pytest.raises(RuntimeError, match="call reset first"):
         env.step(act(env.space, {"op": "WAIT"}))
-    scripted(env, {})
+    run_script(env, {})
     with pytest.raises(RuntimeError, match="call reset first"):
         env.step(act(env.space, {"op": "WAIT"}))
-    with pytest.raises(ValueError, match=r"seeds: 3 were given for environment\.envs=1"):
+    with pytest.raises(ValueError, match=r"episode_seeds: 3 were given, must be .* environment\.envs=1"):
         env.reset([1, 2, 3])
 
 
-def test_episode_records_survive_the_round_trip(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    env = environment()
-    log = EpisodeLog(env.space, env.rules, [1, 2])
-    controller = RandomController(env.space)
-    observation, memory = env.reset([1, 2]), controller.begin([1, 2])
-    for _ in range(10):
+def record_episodes(env: Environment, controller: RandomController | ReplayController) -> list[EpisodeRecord]:
+    """The records of whole episodes, one for each environment."""
+    episode_seeds = list(range(1, env.envs + 1))
+    log = EpisodeLog(env.space, env.rules, episode_seeds)
+    observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
+    for _ in range(env.steps):
         action, memory = controller.act(observation, memory)
         step = env.step(action)
         log.add(action, step)
         observation = step.observation
-    writer = LineWriter(tmp_path / "episodes.jsonl")
-    lines = [make_record(env, log, index, arm="random", score=None, parameters=1.0, flops=1.0) for index in range(2)]
-    for line in lines:
-        writer.write(line)
+    known = {"arm": "test", "score": None, "parameters": 1.0, "flops": 1.0}
+    return [make_record(env, log, index, **known) for index in range(env.envs)]
+
+
+def write_records(path: Path, *records: EpisodeRecord) -> None:
+    writer = LineWriter(path)
+    writer.write(*[record.to_dict() for record in records])
     writer.close()
-    with (tmp_path / "episodes.jsonl").open("a") as file:
+
+
+def test_episode_records_survive_writing_and_reading(tmp_path: Path) -> None:
+    env, path = environment(), tmp_path / "episodes.jsonl"
+    records = record_episodes(env, RandomController(env.space))
+    assert [EpisodeRecord.from_dict(record.to_dict()) for record in records] == records
+    write_records(path, *records)
+    assert read_episodes(path) == (records, [])
+    with path.open("a") as file:
         file.write('{"cut off')
-    found = list(read_lines(tmp_path / "episodes.jsonl"))
-    assert found == lines
-    writer = LineWriter(tmp_path / "episodes.jsonl")  # what was cut off gives way
-    writer.write(lines[0])
-    writer.close()
-    assert list(read_lines(tmp_path / "episodes.jsonl")) == [*lines, lines[0]]
-    LineWriter(tmp_path / "episodes.jsonl", fresh=True).close()
-    assert list(read_lines(tmp_path / "episodes.jsonl")) == []
-    assert found[0]["data"] == "synthetic_images"
-    assert len(found[0]["steps"]) == 10
-    assert found[0]["steps"][0]["contribution"] == [None] * 3
-    assert {stage for step in found[0]["steps"] for stage in step["stage"]} <= set(Stage.__members__)
+    complete, complaints = read_episodes(path)
+    assert complete == records
+    assert any("line 3 was cut off" in complaint for complaint in complaints)
+    write_records(path, records[0])  # removes the incomplete line
+    assert read_episodes(path) == ([*records, records[0]], [])
+    LineWriter(path, fresh=True).close()
+    assert read_episodes(path) == ([], [])
+
+
+def test_an_episode_record_describes_its_steps() -> None:
+    env = environment(envs=1)
+    (record,) = record_episodes(env, RandomController(env.space))
+    assert record.data == "synthetic_images"
+    assert len(record.steps) == 10
+    assert record.steps[0].contribution == [None] * 3
+    assert {stage for step in record.steps for stage in step.stage} <= set(Stage.__members__)
+
+
+def test_a_seed_that_is_pruned_while_training_is_recorded_and_reported_with_its_blueprint() -> None:
+    env = environment("environment.steps=20", "environment.batches=1", envs=1)  # 2 steps in TRAINING
+    prune, other = {"op": "PRUNE", "slot": "block2"}, {**GERMINATE, "blueprint": "norm"}
+    actions = [GERMINATE, prune, *[{"op": "WAIT"}] * 3, other]
+    (record,) = record_episodes(env, ReplayController(env.space, actions))
+    germinated, pruned = record.steps[:2]
+    assert germinated.entered[1] == ["GERMINATED", "TRAINING"]
+    assert pruned.action == prune
+    assert "PRUNED" in pruned.entered[1]
+    assert pruned.blueprint == [None, "conv_light", None]
+    assert [step.blueprint[1] for step in record.steps[2:5]] == [None] * 3
+    assert record.pruned == 1
+    assert record.germinations == [Germination(0, "block2", "conv_light"), Germination(5, "block2", "norm")]
+    (task,), _ = group_by_task([record])
+    tables = [block for block in growth_tables(task) if isinstance(block, ReportTable)]
+    by_blueprint = next(table for table in tables if "pruned" in table.header)
+    rows = [dict(zip(by_blueprint.header, row, strict=True)) for row in by_blueprint.rows]
+    assert {row["blueprint"]: (row["germinated"], row["pruned"]) for row in rows} == {
+        "conv_light": ("1.00", "1.00"),
+        "norm": ("1.00", "0.00"),
+    }

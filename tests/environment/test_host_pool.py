@@ -1,4 +1,4 @@
-"""Episodes that draw their host."""
+"""Several hosts: the episode seed determines the host of an episode."""
 
 from itertools import product
 
@@ -19,58 +19,63 @@ def mixed() -> Environment:
     return environment("host=cifar_mixed", "environment.envs=4")
 
 
-def seeds_of_both(mixed: Environment) -> list[int]:
-    """Two of each host, in turn."""
+def seeds_of_both_hosts(mixed: Environment) -> list[int]:
+    """Two episode seeds of each host, alternating."""
     return [*mixed.host_pool.episode_seeds("test", 0, 0), *mixed.host_pool.episode_seeds("test", 0, 1)]
 
 
-def test_the_host_of_an_episode_follows_from_its_seed(mixed: Environment) -> None:
-    names = [mixed.host_pool.host_name(seed) for seed in range(200)]
+def test_the_episode_seed_determines_the_host(mixed: Environment) -> None:
+    names = [mixed.host_pool.host_name(episode_seed) for episode_seed in range(200)]
     assert 70 < names.count("cifar_blind") < 130
-    assert names == [mixed.host_pool.host_name(seed) for seed in range(200)]
-    assert [mixed.host_pool.host_name(seed) for seed in seeds_of_both(mixed)] == [*SINGLE, *SINGLE]
+    assert names == [mixed.host_pool.host_name(episode_seed) for episode_seed in range(200)]
+    assert [mixed.host_pool.host_name(episode_seed) for episode_seed in seeds_of_both_hosts(mixed)] == [
+        *SINGLE,
+        *SINGLE,
+    ]
 
 
-def test_every_host_comes_as_often_and_pairs_of_episodes_have_any_two(mixed: Environment) -> None:
-    seeds = [mixed.seed("training", 3, index) for index in range(16)]
-    assert len(set(seeds)) == 16
-    names = [mixed.host_pool.host_name(seed) for seed in seeds]
+def test_hosts_and_pairs_of_hosts_come_equally_often(mixed: Environment) -> None:
+    episode_seeds = [mixed.episode_seed("training", 3, index) for index in range(16)]
+    assert len(set(episode_seeds)) == 16
+    names = [mixed.host_pool.host_name(episode_seed) for episode_seed in episode_seeds]
     assert names.count("cifar_blind") == 8
     pairs = list(zip(names[::2], names[1::2], strict=True))
     assert {pair: pairs.count(pair) for pair in pairs} == dict.fromkeys(product(SINGLE, SINGLE), 2)
-    alone = environment("host=cifar_blind")
-    assert [alone.seed("training", 3, index) for index in range(4)] == [derive_seed("training", 3, i) for i in range(4)]
+    single = environment("host=cifar_blind")
+    expected = [derive_seed("training", 3, index) for index in range(4)]
+    assert [single.episode_seed("training", 3, index) for index in range(4)] == expected
 
 
-def test_an_episode_is_the_same_whatever_other_hosts_there_are(mixed: Environment) -> None:
-    seeds = seeds_of_both(mixed)
+def test_an_episode_does_not_depend_on_the_other_hosts(mixed: Environment) -> None:
+    episode_seeds = seeds_of_both_hosts(mixed)
     germinate = torch.tensor([[1, 0, 1, 0]])  # in the first slot
-    mixed.reset(seeds)
-    several = [mixed.step(germinate.expand(4, -1)), mixed.step(torch.zeros(4, 4, dtype=torch.long))][-1]
+    mixed.reset(episode_seeds)
+    mixed_step = [mixed.step(germinate.expand(4, -1)), mixed.step(torch.zeros(4, 4, dtype=torch.long))][-1]
     for name, rows in (("cifar_blind", [0, 2]), ("cifar_baseline", [1, 3])):
         single = environment(f"host={name}")
-        single.reset([seeds[row] for row in rows])
-        alone = [single.step(germinate.expand(2, -1)), single.step(torch.zeros(2, 4, dtype=torch.long))][-1]
-        assert torch.equal(several.observation.base[rows], alone.observation.base)
-        assert torch.equal(several.reward[rows], alone.reward)
-        assert torch.equal(several.record.now.flops[rows], alone.record.now.flops)
+        single.reset([episode_seeds[row] for row in rows])
+        single_step = [single.step(germinate.expand(2, -1)), single.step(torch.zeros(2, 4, dtype=torch.long))][-1]
+        assert torch.equal(mixed_step.observation.base[rows], single_step.observation.base)
+        assert torch.equal(mixed_step.reward[rows], single_step.reward)
+        assert torch.equal(mixed_step.record.now.flops[rows], single_step.record.now.flops)
         assert torch.equal(mixed.view.host_parameters[rows], single.view.host_parameters)
-        for row, seed in zip(rows, seeds[:2], strict=False):
-            assert mixed.batches_for(1e9, {}, seeds[row]) == single.batches_for(1e9, {}, seed)
+        for row, episode_seed in zip(rows, episode_seeds[:2], strict=False):
+            assert mixed.batches_for(1e9, {}, episode_seeds[row]) == single.batches_for(1e9, {}, episode_seed)
 
 
-def test_an_episode_records_the_host_it_has_drawn(mixed: Environment) -> None:
-    seeds = mixed.host_pool.episode_seeds("test", 0, 0)
-    mixed.reset(seeds)
-    log = EpisodeLog(mixed.space, mixed.rules, seeds)
-    wait_action = torch.zeros(2, 4, dtype=torch.long)
-    log.add(wait_action, mixed.step(wait_action))
-    assert [make_record(mixed, log, env, arm="none", score=None, parameters=1.0, flops=1.0, host="cifar_mixed").host for env in range(2)] == list(SINGLE)
+def test_an_episode_record_has_the_host_of_the_episode(mixed: Environment) -> None:
+    episode_seeds = mixed.host_pool.episode_seeds("test", 0, 0)
+    mixed.reset(episode_seeds)
+    log = EpisodeLog(mixed.space, mixed.rules, episode_seeds)
+    wait = torch.zeros(2, 4, dtype=torch.long)
+    log.add(wait, mixed.step(wait))
+    known = {"arm": "none", "score": None, "parameters": 1.0, "flops": 1.0, "host": "cifar_mixed"}
+    assert [make_record(mixed, log, env, **known).host for env in range(2)] == list(SINGLE)
 
 
-def test_hosts_of_unlike_slots_are_refused_in_one_sentence() -> None:
-    unlike = config("host=cifar_mixed", "host.hosts.cifar_baseline.blocks=2", "host.hosts.cifar_baseline.pools=2")
-    with pytest.raises(ValueError, match=r"^host\.hosts: cifar_baseline has other slots than cifar_blind \("):
-        check_config(unlike)
-    with pytest.raises(ValueError, match=r"^host\.hosts: must name one host or more"):
+def test_hosts_with_different_slots_are_refused_in_one_sentence() -> None:
+    different = config("host=cifar_mixed", "host.hosts.cifar_baseline.blocks=2", "host.hosts.cifar_baseline.pools=2")
+    with pytest.raises(ValueError, match=r"^host\.hosts\.cifar_baseline: must have the slots .* of cifar_blind \("):
+        check_config(different)
+    with pytest.raises(ValueError, match=r"^host\.hosts=\{\}: must have at least one host"):
         check_config(config("host=cifar_mixed", "host.hosts=null"))

@@ -1,4 +1,4 @@
-"""All arms, played once in small, with a controller that was trained in small."""
+"""All arms in a small evaluation, with a controller that was trained briefly."""
 
 from pathlib import Path
 from typing import Any
@@ -8,17 +8,18 @@ import torch
 
 from esper.config import build, build_environment, compose_config
 from esper.controllers import PolicyController
+from esper.environment import Environment
 from esper.evaluation.arms import ARMS, ArmContext
 from esper.evaluation.runner import group_jobs, run_jobs
 from esper.growth import load_grown
-from esper.records import read_lines
+from esper.records import EpisodeRecord
 from tests.controllers.fixtures_policies import policy
-from tests.evaluation.fixtures_episodes import TASK, evaluated, trained
+from tests.evaluation.fixtures_episodes import TASK, evaluated, load_episodes, trained
 
-pytestmark = pytest.mark.xdist_group("arms")  # what they share is made once
+pytestmark = pytest.mark.xdist_group("arms")  # share one evaluation
 
 EPISODES = 3
-Lines = dict[str, list[dict[str, Any]]]
+EpisodesByArm = dict[str, list[EpisodeRecord]]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
+def evaluation(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
     directory = tmp_path_factory.mktemp("all")
     evaluated(directory, "controllers=all", f"ckpt={checkpoint}", f"episodes={EPISODES}", "export=ppo",
               "controller.ppo.greedy=false")  # fmt: skip
@@ -35,121 +36,134 @@ def everything(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Pa
 
 
 @pytest.fixture(scope="module")
-def lines(everything: Path) -> Lines:
-    found: Lines = {}
-    for line in read_lines(everything / "episodes.jsonl"):
-        found.setdefault(line["arm"], []).append(line)
-    return found
+def by_arm(evaluation: Path) -> EpisodesByArm:
+    episodes: EpisodesByArm = {}
+    for episode in load_episodes(evaluation / "episodes.jsonl"):
+        episodes.setdefault(episode.arm, []).append(episode)
+    return episodes
 
 
-def test_every_arm_is_played_on_the_same_seeds(lines: Lines) -> None:
-    assert set(lines) == set(ARMS)
-    seeds = {arm: sorted(line["episode_seed"] for line in played) for arm, played in lines.items()}
+def by_seed(episodes: list[EpisodeRecord]) -> dict[int, EpisodeRecord]:
+    return {episode.episode_seed: episode for episode in episodes}
+
+
+def test_every_arm_runs_on_the_same_episode_seeds(by_arm: EpisodesByArm) -> None:
+    assert set(by_arm) == set(ARMS)
+    seeds = {arm: sorted(episode.episode_seed for episode in episodes) for arm, episodes in by_arm.items()}
     assert len(set(map(tuple, seeds.values()))) == 1
     assert len(set(seeds["none"])) == EPISODES
 
 
-def test_a_seed_has_the_same_data_and_weights_in_every_arm(lines: Lines) -> None:
-    """Until an arm acts, its host does what the host alone does."""
-    alone = {line["episode_seed"]: line["steps"][0]["train_loss"] for line in lines["none"]}
+def test_an_episode_seed_gives_the_same_data_and_weights_in_every_arm(by_arm: EpisodesByArm) -> None:
+    """Until an arm acts, its host trains like the host without growth."""
+    bare = {episode.episode_seed: episode.steps[0].train_loss for episode in by_arm["none"]}
     for arm in ("schedule", "heuristic"):
-        assert {line["episode_seed"]: line["steps"][0]["train_loss"] for line in lines[arm]} == alone
+        assert {episode.episode_seed: episode.steps[0].train_loss for episode in by_arm[arm]} == bare
 
 
-def test_static_final_begins_with_what_the_reference_ended_with(lines: Lines) -> None:
-    ended = {line["episode_seed"]: line for line in lines["ppo"]}
+def test_static_final_starts_with_the_final_network_of_the_reference(by_arm: EpisodesByArm) -> None:
+    references = by_seed(by_arm["ppo"])
     for arm in ("static_final", "static_final_flops"):
-        for line in lines[arm]:
-            reference = ended[line["episode_seed"]]
-            assert line["fossils"] == reference["fossils"]
-            assert line["parameters"] == line["parameters_peak"] == reference["parameters"]
-            assert line["checkpoint"] == reference["checkpoint"]
-            assert {step["action"]["op"] for step in line["steps"]} == {"WAIT"}
+        for episode in by_arm[arm]:
+            reference = references[episode.episode_seed]
+            assert episode.fossils == reference.fossils
+            assert episode.parameters == episode.parameters_peak == reference.parameters
+            assert episode.checkpoint == reference.checkpoint
+            assert {step.action["op"] for step in episode.steps} == {"WAIT"}
 
 
-def test_arms_matched_in_flops_spend_what_the_reference_spent(lines: Lines) -> None:
-    spent = {line["episode_seed"]: line["flops"] for line in lines["ppo"]}
+def test_arms_matched_in_flops_spend_the_flops_of_the_reference(by_arm: EpisodesByArm) -> None:
+    references = by_seed(by_arm["ppo"])
     for arm in ("static_final_flops", "host_flops"):
-        for line in lines[arm]:
-            assert line["flops"] == pytest.approx(spent[line["episode_seed"]], rel=0.02)
-    assert all(line["fossils"] == {} and line["parameters"] == 3_482 for line in lines["host_flops"])
+        for episode in by_arm[arm]:
+            assert episode.flops == pytest.approx(references[episode.episode_seed].flops, rel=0.02)
+    assert all(episode.fossils == {} and episode.parameters == 3_482 for episode in by_arm["host_flops"])
 
 
-def test_all_seeds_fills_every_slot_from_the_start(lines: Lines) -> None:
-    for line in lines["all_seeds"]:
-        assert line["fossils"] == {slot: ["conv_light", "ADD"] for slot in line["slots"]}
-        assert line["steps"][0]["stage"] == ["FOSSILIZED"] * 3
-        assert line["parameters_peak"] == line["parameters"]
+def test_all_seeds_fills_every_slot_from_the_start(by_arm: EpisodesByArm) -> None:
+    for episode in by_arm["all_seeds"]:
+        assert episode.fossils == dict.fromkeys(episode.slots, ("conv_light", "ADD"))
+        assert episode.steps[0].stage == ["FOSSILIZED"] * 3
+        assert episode.parameters_peak == episode.parameters
 
 
-def test_seeds_that_never_learn_leave_the_host_as_it_is_and_cost_their_rent(lines: Lines) -> None:
-    alone = {line["episode_seed"]: line for line in lines["none"]}
-    for line in lines["placebo"]:
-        assert line["parameters"] == lines["all_seeds"][0]["parameters"]
-        assert [step["loss"] for step in line["steps"]] == [
-            step["loss"] for step in alone[line["episode_seed"]]["steps"]
-        ]
-        assert line["test_score"] == alone[line["episode_seed"]]["test_score"]
-        assert line["score"] < alone[line["episode_seed"]]["score"]
-        assert line["flops"] > alone[line["episode_seed"]]["flops"]
+def test_placebo_seeds_leave_the_host_unchanged_and_cost_rent_and_flops(by_arm: EpisodesByArm) -> None:
+    bare = by_seed(by_arm["none"])
+    for episode in by_arm["placebo"]:
+        host = bare[episode.episode_seed]
+        assert episode.parameters == by_arm["all_seeds"][0].parameters
+        assert [step.loss for step in episode.steps] == [step.loss for step in host.steps]
+        assert episode.test_score == host.test_score
+        assert episode.score is not None
+        assert host.score is not None
+        assert episode.score < host.score
+        assert episode.flops > host.flops
 
 
-def test_replay_repeats_what_the_reference_did_on_another_seed(lines: Lines) -> None:
-    first, second, third = (line["episode_seed"] for line in lines["none"])
-    given = {first: second, second: first, third: second}
-    reference = {line["episode_seed"]: [step["action"] for step in line["steps"]] for line in lines["ppo"]}
-    for line in lines["replay"]:
-        other = given[line["episode_seed"]]
-        actions = [step["action"] for step in line["steps"]]
-        assert all(mine in (theirs, {"op": "WAIT"}) for mine, theirs in zip(actions, reference[other], strict=True))
-        assert actions[0] == reference[other][0]
+def test_replay_repeats_the_actions_of_the_reference_on_another_episode_seed(by_arm: EpisodesByArm) -> None:
+    first, second, third = (episode.episode_seed for episode in by_arm["none"])
+    source = {first: second, second: first, third: second}
+    references = by_seed(by_arm["ppo"])
+    for episode in by_arm["replay"]:
+        replayed = [step.action for step in references[source[episode.episode_seed]].steps]
+        actions = [step.action for step in episode.steps]
+        assert all(mine in (theirs, {"op": "WAIT"}) for mine, theirs in zip(actions, replayed, strict=True))
+        assert actions[0] == replayed[0]
 
 
-def test_the_chosen_timetable_is_the_best_that_was_tried_on_other_seeds(lines: Lines, everything: Path) -> None:
-    tried = list(read_lines(everything / "search.jsonl"))
+def test_best_open_loop_is_the_best_schedule_on_other_episode_seeds(by_arm: EpisodesByArm, evaluation: Path) -> None:
+    tried = load_episodes(evaluation / "search.jsonl")
     assert len(tried) == 6  # two rounds of three episodes
-    assert not {line["episode_seed"] for line in tried} & {line["episode_seed"] for line in lines["none"]}
-    assert all("test_score" not in line for line in tried)
-    best = max(tried, key=lambda line: line["selection_score"])
-    for line in lines["best_open_loop"]:
-        assert germinations(line) == germinations(best)
+    assert not by_seed(tried).keys() & by_seed(by_arm["none"]).keys()
+    assert all(episode.test_score is None and episode.split == "validation" for episode in tried)
+    best = max(tried, key=selection_score)
+    for episode in by_arm["best_open_loop"]:
+        assert germinate_actions(episode) == germinate_actions(best)
 
 
-def germinations(line: dict[str, Any]) -> list[dict[str, str]]:
-    return [step["action"] for step in line["steps"] if step["action"]["op"] == "GERMINATE"]
+def selection_score(episode: EpisodeRecord) -> float:
+    assert episode.selection_score is not None
+    return episode.selection_score
 
 
-def test_flops_hold_every_part_and_the_controllers_own_passes(lines: Lines) -> None:
-    for arm, played in lines.items():
-        for line in played:
-            assert sum(line["flops_by_part"].values()) == pytest.approx(line["flops"])
-            assert (line["flops_by_part"]["controller"] > 0) == arm.startswith("ppo")
-    assert all(line["flops_by_part"]["isolated"] == 0 for line in lines["none"] + lines["all_seeds"])
-    assert any(line["flops_by_part"]["isolated"] > 0 for line in lines["schedule"])
+def germinate_actions(episode: EpisodeRecord) -> list[dict[str, str]]:
+    return [step.action for step in episode.steps if step.action["op"] == "GERMINATE"]
 
 
-def test_scores_are_the_test_splits_less_rent(lines: Lines) -> None:
-    for line in lines["all_seeds"]:
-        growth = torch.tensor(line["parameters"] / line["host_parameters"])
-        assert line["score"] == pytest.approx(line["test_score"] - growth.log().item(), abs=1e-4)
-        assert line["score"] != line["selection_score"]
+def test_flops_are_the_sum_of_all_parts_and_include_the_policy(by_arm: EpisodesByArm) -> None:
+    for arm, episodes in by_arm.items():
+        for episode in episodes:
+            assert sum(episode.flops_by_part.values()) == pytest.approx(episode.flops)
+            assert (episode.flops_by_part["controller"] > 0) == arm.startswith("ppo")
+    assert all(episode.flops_by_part["isolated"] == 0 for episode in by_arm["none"] + by_arm["all_seeds"])
+    assert any(episode.flops_by_part["isolated"] > 0 for episode in by_arm["schedule"])
 
 
-def test_the_exported_network_is_the_best_of_its_arm_and_scores_as_it_did(lines: Lines, everything: Path) -> None:
-    network = load_grown(next(everything.glob("grown_*.pt")))
-    best = max(lines["ppo"], key=lambda line: line["selection_score"])
-    assert network.about["seed"] == best["episode_seed"]
-    assert sum(p.numel() for p in network.parameters()) == best["parameters"]
+def test_the_score_is_the_test_score_minus_rent(by_arm: EpisodesByArm) -> None:
+    for episode in by_arm["all_seeds"]:
+        rent = torch.tensor(episode.growth).log().item()
+        assert episode.test_score is not None
+        assert episode.score == pytest.approx(episode.test_score - rent, abs=1e-4)
+        assert episode.score != episode.selection_score
+
+
+def test_the_exported_network_is_the_best_of_its_arm_and_has_its_test_score(
+    by_arm: EpisodesByArm, evaluation: Path
+) -> None:
+    network = load_grown(next(evaluation.glob("grown_*.pt")))
+    best = max(by_arm["ppo"], key=selection_score)
+    assert network.about["episode_seed"] == best.episode_seed
+    assert sum(p.numel() for p in network.parameters()) == best.parameters
     data = build_environment(compose_config("evaluate", TASK)).data
     with torch.no_grad():
         hits = [(network(x).argmax(-1) == y).sum().item() for x, y in data.batches("test", 50)]
-    assert 100 * sum(hits) / data.size("test") == pytest.approx(best["test_score"])
-    resume_arguments = network.about["data"]
-    assert (resume_arguments["kind"], resume_arguments["resolution"]) == ("images", 8)
+    assert 100 * sum(hits) / data.size("test") == pytest.approx(best.test_score)
+    preparation = network.about["data"]
+    assert (preparation["kind"], preparation["resolution"]) == ("images", 8)
 
 
-def test_the_report_names_every_arm_and_holds_its_pictures(everything: Path) -> None:
-    page, text = (everything / "report.html").read_text(), (everything / "report.md").read_text()
+def test_the_report_has_every_arm_and_embeds_its_plots(evaluation: Path) -> None:
+    page, text = (evaluation / "report.html").read_text(), (evaluation / "report.md").read_text()
     for arm in ARMS:
         assert f"<td>{arm}</td>" in page
         assert f"| {arm} |" in text
@@ -162,29 +176,28 @@ def test_the_report_names_every_arm_and_holds_its_pictures(everything: Path) -> 
     assert "a command" in text
 
 
-def test_an_episode_does_not_depend_on_what_is_played_beside_it(lines: Lines) -> None:
+def test_an_episode_does_not_depend_on_episodes_that_run_in_parallel(by_arm: EpisodesByArm) -> None:
     env = build_environment(compose_config("evaluate", TASK))
-    seed = lines["schedule"][1]["episode_seed"]
-    context = ArmContext(env, [seed], lambda name: rule(name, env), str)
-    alone = run_jobs(env, ARMS["schedule"].jobs(context), {}, lambda: None, test=True)
-    assert alone[0]["score"] == lines["schedule"][1]["score"]
-    assert [step["loss"] for step in alone[0]["steps"]] == [step["loss"] for step in lines["schedule"][1]["steps"]]
+    expected = by_arm["schedule"][1]
+    context = ArmContext(env, [expected.episode_seed], lambda name: build_rule(name, env), str)
+    (single,) = run_jobs(env, ARMS["schedule"].create_jobs(context), {}, lambda: None, test=True)
+    assert single.score == expected.score
+    assert [step.loss for step in single.steps] == [step.loss for step in expected.steps]
 
 
-def rule(name: str, env: Any) -> Any:
+def build_rule(name: str, env: Environment) -> Any:
     return build(compose_config("evaluate", TASK).controller[name], space=env.space, _partial_=False)
 
 
-def test_rounds_are_of_about_equal_size_and_never_part_a_job() -> None:
+def test_rounds_have_about_equal_size_and_do_not_split_a_job() -> None:
     env = build_environment(compose_config("evaluate", TASK))
-    context = ArmContext(env, range(10), lambda name: rule(name, env), str)
-    jobs = ARMS["none"].jobs(context)
-    assert [len(some) for some in group_jobs(jobs, 8)] == [5, 5]
+    context = ArmContext(env, range(10), lambda name: build_rule(name, env), str)
+    jobs = ARMS["none"].create_jobs(context)
+    assert [len(group) for group in group_jobs(jobs, 8)] == [5, 5]
     assert list(group_jobs([], 8)) == []
-    learners = {"one": PolicyController(policy(env.layout), greedy=True)}
-    pairs = ARMS["ppo_permuted"].jobs(
-        ArmContext(env, range(5), lambda name: rule(name, env), str, learners, {"one": ""})
-    )
+    policies = {"one": PolicyController(policy(env.layout), greedy=True)}
+    context = ArmContext(env, range(5), lambda name: build_rule(name, env), str, policies, {"one": ""})
+    pairs = ARMS["ppo_permuted"].create_jobs(context)
     assert [job.episode_seeds for job in pairs] == [(0, 1), (2, 3), (4, 0)]
-    assert [[seed for _, _, seed, _ in job.keys] for job in pairs] == [[0, 1], [2, 3], [4]]
-    assert [len(some) for some in group_jobs(pairs, 3)] == [1, 1, 1]
+    assert [[episode_seed for _, _, episode_seed, _ in job.keys] for job in pairs] == [[0, 1], [2, 3], [4]]
+    assert [len(group) for group in group_jobs(pairs, 3)] == [1, 1, 1]

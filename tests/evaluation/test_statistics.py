@@ -8,14 +8,14 @@ from hypothesis.extra.numpy import arrays
 
 from esper.evaluation.statistics import (
     Estimate,
-    bounds,
-    difference,
     estimate,
     interquartile_mean,
+    interval_quantiles,
     mean,
+    paired_difference,
+    performance_profile,
     probability_of_improvement,
-    profile,
-    student,
+    student_quantile,
 )
 
 SCORES = arrays(float, st.tuples(st.integers(1, 3), st.integers(1, 8)), elements=st.floats(-50, 50))
@@ -25,64 +25,64 @@ SCORES = arrays(float, st.tuples(st.integers(1, 3), st.integers(1, 8)), elements
     ("values", "expected"),
     [
         ([1, 2, 3, 4], 2.5),
-        ([1, 3, 4, 5, 6, 6, 7, 7, 8, 8, 9, 38], 6.5),  # the example of the encyclopedia's article, 12 values
-        ([0, 10, 11, 12, 100], 11),  # one is cut off at each end
+        ([1, 3, 4, 5, 6, 6, 7, 7, 8, 8, 9, 38], 6.5),  # the example of Wikipedia's article, 12 values
+        ([0, 10, 11, 12, 100], 11),  # one is dropped at each end
         ([5], 5),
         ([1, 2, 3], 2),
     ],
 )
-def test_the_interquartile_mean_is_that_of_the_middle_half(values: list[float], expected: float) -> None:
+def test_the_interquartile_mean_is_the_mean_of_the_middle_half(values: list[float], expected: float) -> None:
     assert interquartile_mean(np.array(values, dtype=float)) == pytest.approx(expected)
 
 
-def test_the_interquartile_mean_ignores_one_wild_value_in_eight() -> None:
-    calm = np.array([1.0, 2, 3, 4, 5, 6, 7, 8])
-    wild = np.array([-1e9, 2, 3, 4, 5, 6, 7, 1e9])
-    assert interquartile_mean(calm) == interquartile_mean(wild) == 4.5
+def test_the_interquartile_mean_ignores_one_outlier_at_each_end() -> None:
+    regular = np.array([1.0, 2, 3, 4, 5, 6, 7, 8])
+    outliers = np.array([-1e9, 2, 3, 4, 5, 6, 7, 1e9])
+    assert interquartile_mean(regular) == interquartile_mean(outliers) == 4.5
 
 
-def test_an_interval_is_the_quantiles_of_all_resamples() -> None:
-    """With three seeds there are 27 resamples, so that the bootstrap can be written out."""
+def test_an_interval_has_the_quantiles_of_all_resamples() -> None:
+    """Three episode seeds have 27 resamples, so the exact bootstrap can be enumerated."""
     scores = np.array([[1.0, 2.0, 6.0]])
-    every = [np.mean(chosen) for chosen in product(scores[0], repeat=3)]
-    found = estimate([scores], lambda values: values.mean(-1), draws=40_000)
+    means = [np.mean(chosen) for chosen in product(scores[0], repeat=3)]
+    found = estimate([scores], lambda values: values.mean(-1), resamples=40_000)
     assert found.value == pytest.approx(3)
-    exact = np.quantile(every, bounds([scores]), method="inverted_cdf")
+    exact = np.quantile(means, interval_quantiles([scores]), method="inverted_cdf")
     assert [found.low, found.high] == pytest.approx(exact.tolist(), abs=1e-9)
 
 
-def test_with_several_controllers_these_are_the_unit() -> None:
-    """Two controllers, each sure of its score: 4 resamples of rows, with means 0, 1, 1, 2 in equal shares."""
+def test_several_controllers_are_the_unit_of_the_interval() -> None:
+    """Two controllers with constant scores: 4 resamples of rows, with means 0, 1, 1, 2 in equal shares."""
     scores = np.array([[0.0] * 20, [2.0] * 20])
     found = estimate([scores], lambda values: values.mean(-1))
     assert (found.value, found.low, found.high) == (1, 0, 2)
     pooled = estimate([scores.reshape(1, -1)], lambda values: values.mean(-1))
-    assert pooled.high - pooled.low < 1  # forty episodes taken for independent would seem far surer
+    assert pooled.high - pooled.low < 1  # forty independent episodes would have a far narrower interval
 
 
-def test_controllers_are_drawn_alike_for_all_tasks_and_seeds_within_each() -> None:
-    """What a controller gains on one task it loses on the other, so that the sum is certain."""
+def test_controllers_are_resampled_jointly_for_all_tasks_and_episode_seeds_within_each() -> None:
+    """A controller loses on one task what it gains on the other, so the mean over tasks is constant."""
     gains = np.array([[1.0] * 6, [-1.0] * 6])
     found = estimate([gains, -gains], lambda values: values.mean(-1))
     assert (found.low, found.high) == (0, 0)
-    apart = estimate([np.full((1, 5), 10.0), np.full((1, 5), 20.0)], lambda values: values.mean(-1))
-    assert (apart.low, apart.value, apart.high) == (15, 15, 15)  # as many of each task in every draw
+    separate = estimate([np.full((1, 5), 10.0), np.full((1, 5), 20.0)], lambda values: values.mean(-1))
+    assert (separate.low, separate.value, separate.high) == (15, 15, 15)  # equal numbers of each task in every resample
 
 
-def test_differences_are_taken_on_the_same_seed() -> None:
-    hard_and_easy = np.array([[10.0, 20, 30, 40, 50, 60, 70, 80]])
-    found = difference([hard_and_easy + 1], [hard_and_easy])
+def test_differences_are_taken_on_the_same_episode_seed() -> None:
+    varied = np.array([[10.0, 20, 30, 40, 50, 60, 70, 80]])
+    found = paired_difference([varied + 1], [varied])
     assert (found.low, found.value, found.high) == pytest.approx((1, 1, 1))
     assert found.excludes_zero
 
 
-def test_what_was_not_played_is_no_part_of_any_draw() -> None:
+def test_missing_episodes_are_not_resampled() -> None:
     scores = np.array([[1.0, 2.0, 3.0, np.nan, np.nan], [np.nan, np.nan, np.nan, 5.0, 7.0]])
     assert interquartile_mean(scores).tolist() == [2, 6]
     found = estimate([scores], lambda values: mean(values))
     assert found.value == pytest.approx(3.6)
     assert 1 <= found.low < found.high <= 7
-    shares, _, _ = profile([scores], np.array([2.5]))
+    shares, _, _ = performance_profile([scores], np.array([2.5]))
     assert shares.tolist() == [0.6]
     assert probability_of_improvement([scores], [np.zeros((1, 5))]).value == 1
 
@@ -90,37 +90,39 @@ def test_what_was_not_played_is_no_part_of_any_draw() -> None:
 @pytest.mark.parametrize(
     ("freedom", "expected"), [(2, 4.303), (4, 2.776), (9, 2.262), (19, 2.093), (99, 1.984)]
 )  # printed tables
-def test_students_quantile_is_that_of_the_tables(freedom: int, expected: float) -> None:
-    assert student(freedom) == pytest.approx(expected, rel=0.03 if freedom < 4 else 0.001)
+def test_students_quantile_matches_printed_tables(freedom: int, expected: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(expected, rel=0.03 if freedom < 4 else 0.001)
 
 
-def test_few_units_push_the_bounds_of_an_interval_out() -> None:
-    """For ten units the factor is 2.262 x sqrt(10 / 9) = 2.385, whose tail is 0.85 %."""
-    assert bounds([np.zeros((1, 10))]) == pytest.approx((0.0085, 0.9915), abs=1e-4)
-    assert bounds([np.zeros((1, 10_000))]) == pytest.approx((0.025, 0.975), abs=1e-4)
-    assert bounds([np.zeros((3, 10_000))]) == pytest.approx((0, 1), abs=1e-6)  # controllers are the unit
-    assert bounds([np.zeros((1, 5))] * 2) == bounds([np.zeros((1, 10))])
+def test_intervals_of_few_units_are_wider() -> None:
+    """For ten units the factor is 2.262 x sqrt(10 / 9) = 2.385, with a tail of 0.85 %."""
+    assert interval_quantiles([np.zeros((1, 10))]) == pytest.approx((0.0085, 0.9915), abs=1e-4)
+    assert interval_quantiles([np.zeros((1, 10_000))]) == pytest.approx((0.025, 0.975), abs=1e-4)
+    assert interval_quantiles([np.zeros((3, 10_000))]) == pytest.approx((0, 1), abs=1e-6)  # controllers are the unit
+    assert interval_quantiles([np.zeros((1, 5))] * 2) == interval_quantiles([np.zeros((1, 10))])
 
 
-@pytest.mark.parametrize(("seeds", "most"), [(6, 0.07), (10, 0.06), (20, 0.06)])
-def test_an_interval_seldom_excludes_zero_where_there_is_nothing(seeds: int, most: float) -> None:
-    noise = np.random.default_rng(1).normal(size=(600, 1, seeds))
-    wrong = np.mean([estimate([scores], draws=400).excludes_zero for scores in noise])
-    assert wrong < most
+@pytest.mark.parametrize(("episode_seeds", "limit"), [(6, 0.07), (10, 0.06), (20, 0.06)])
+def test_an_interval_of_pure_noise_rarely_excludes_zero(episode_seeds: int, limit: float) -> None:
+    noise = np.random.default_rng(1).normal(size=(600, 1, episode_seeds))
+    wrong = np.mean([estimate([scores], resamples=400).excludes_zero for scores in noise])
+    assert wrong < limit
 
 
-def test_controllers_of_another_arm_are_drawn_too() -> None:
-    """One of two of theirs has collapsed: whether ours is better depends on which of them is met."""
+def test_controllers_of_the_other_arm_are_resampled_too() -> None:
+    """Two of their five controllers have collapsed: whether ours is better depends on which are resampled."""
     ours, theirs = np.full((5, 8), 45.0), np.full((5, 8), 45.0)
     theirs[3:] = 37.0
-    found = difference(*([arm] for arm in np.broadcast_arrays(ours[:, None], theirs[None])))
+    found = paired_difference(*([arm] for arm in np.broadcast_arrays(ours[:, None], theirs[None])))
     assert found.value == pytest.approx(2.4, abs=1)
     assert not found.excludes_zero
-    assert bounds([np.zeros((5, 3, 8))]) == bounds([np.zeros((3, 8))])  # the fewer of both are the unit
+    assert interval_quantiles([np.zeros((5, 3, 8))]) == interval_quantiles(
+        [np.zeros((3, 8))]
+    )  # the smaller number is that of units
 
 
-def test_a_figure_of_several_tasks_is_the_mean_over_them() -> None:
-    """Half of what is gained in the first task is a quarter of all values, which a pooled figure would cut off."""
+def test_an_estimate_of_several_tasks_is_the_mean_over_them() -> None:
+    """The gains of the first task are a third of all values, most of which a pooled interquartile mean would drop."""
     gains, nothing = np.array([[9.0] * 5 + [0.0] * 3]), np.zeros((1, 8))
     assert estimate([gains, nothing]).value == pytest.approx(6.75 / 2)
     assert interquartile_mean(np.concatenate([gains, nothing], 1)) == pytest.approx(9 / 8)
@@ -128,14 +130,14 @@ def test_a_figure_of_several_tasks_is_the_mean_over_them() -> None:
 
 def test_differences_of_the_same_controllers_are_paired_by_controller() -> None:
     ours = np.array([[1.0, 2.0], [11.0, 12.0]])
-    found = difference([ours + 3], [ours])
+    found = paired_difference([ours + 3], [ours])
     assert (found.low, found.high) == pytest.approx((3, 3))
-    against_one = difference([ours], [np.array([[0.0, 0.0]])])
+    against_one = paired_difference([ours], [np.array([[0.0, 0.0]])])
     assert against_one.value == pytest.approx(6.5)
 
 
-def test_the_probability_of_improvement_is_mann_whitneys() -> None:
-    """U of {3, 4, 2} against {1, 2, 5}: 2 + 2 + 1.5 pairs of 9 are won, the tie counting half."""
+def test_the_probability_of_improvement_is_the_mann_whitney_statistic() -> None:
+    """U of {3, 4, 2} against {1, 2, 5}: 2 + 2 + 1.5 of 9 pairs, as the tie counts half."""
     found = probability_of_improvement([np.array([[3.0, 4.0, 2.0]])], [np.array([[1.0, 2.0, 5.0]])])
     assert found.value == pytest.approx(5.5 / 9)
     always = probability_of_improvement([np.array([[3.0, 4.0]])], [np.array([[1.0, 2.0]])])
@@ -146,27 +148,27 @@ def test_the_probability_of_improvement_is_mann_whitneys() -> None:
 
 @given(SCORES)
 def test_an_arm_does_not_differ_from_itself(scores: np.ndarray) -> None:
-    assert difference([scores], [scores], draws=50) == Estimate(0, 0, 0)
-    assert probability_of_improvement([scores], [scores], draws=50).value == pytest.approx(0.5)
+    assert paired_difference([scores], [scores], resamples=50) == Estimate(0, 0, 0)
+    assert probability_of_improvement([scores], [scores], resamples=50).value == pytest.approx(0.5)
 
 
 @given(SCORES, st.integers(0, 5))
-def test_an_interval_holds_between_the_extremes_and_follows_from_its_seed(scores: np.ndarray, rng_seed: int) -> None:
-    found = estimate([scores], draws=50, rng_seed=rng_seed)
+def test_an_interval_stays_between_the_extremes_and_is_reproducible(scores: np.ndarray, rng_seed: int) -> None:
+    found = estimate([scores], resamples=50, rng_seed=rng_seed)
     tiny = 1e-9
     assert scores.min() - tiny <= found.low <= found.high <= scores.max() + tiny
-    assert found == estimate([scores], draws=50, rng_seed=rng_seed)
+    assert found == estimate([scores], resamples=50, rng_seed=rng_seed)
 
 
-def test_a_profile_is_the_share_above_each_threshold() -> None:
-    shares, lows, highs = profile([np.array([[1.0, 2.0, 3.0, 4.0]])], np.array([0.0, 2.0, 3.5, 9.0]))
+def test_a_performance_profile_is_the_share_above_each_threshold() -> None:
+    shares, lows, highs = performance_profile([np.array([[1.0, 2.0, 3.0, 4.0]])], np.array([0.0, 2.0, 3.5, 9.0]))
     assert shares.tolist() == [1, 0.5, 0.25, 0]
     assert (lows <= shares).all()
     assert (shares <= highs).all()
     assert (lows[0], highs[0], highs[-1]) == (1, 1, 0)
 
 
-def test_intervals_shrink_with_more_seeds() -> None:
+def test_intervals_shrink_with_more_episode_seeds() -> None:
     few = estimate([np.array([[1.0, 2.0, 3.0, 4.0]])])
     many = estimate([np.array([[1.0, 2.0, 3.0, 4.0] * 25])])
     assert few.low < many.low < many.high < few.high

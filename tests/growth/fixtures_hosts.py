@@ -1,4 +1,4 @@
-"""Small growing hosts for the tests, and steps of training for them."""
+"""Small growing hosts, their batches, losses and optimizers."""
 
 from functools import partial
 
@@ -46,11 +46,11 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def backward(growing: GrowingHost, settings: SeedSettings, index: int = 0) -> dict[str, Tensor]:
-    """One batch: gradients for host and seeds; returns the losses, the host's under "host"."""
+    """Backward pass of one batch for host and seeds; returns the losses, the host's as "host"."""
     x, y = batch(growing.host.topology, index)
-    own, behind = growing.losses(x, settings, lambda output: loss(output, y))
-    (own + sum(behind.values())).backward()
-    return {name: value.detach() for name, value in ({"host": own} | behind).items()}
+    host_loss, isolated = growing.losses(x, settings, lambda output: loss(output, y))
+    (host_loss + sum(isolated.values())).backward()
+    return {name: value.detach() for name, value in ({"host": host_loss} | isolated).items()}
 
 
 def optimizer(growing: GrowingHost, kind: str = "sgd", fused: bool = True) -> GrowthOptimizer:
@@ -62,7 +62,7 @@ def optimizer(growing: GrowingHost, kind: str = "sgd", fused: bool = True) -> Gr
     return GrowthOptimizer(growing, build=build, seed_lr=seed_lr, seed_weight_decay=0.0, clip=1.0, schedule=schedule)
 
 
-def poison(module: nn.Module) -> None:
+def fill_with_nan(module: nn.Module) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.fill_(torch.nan)

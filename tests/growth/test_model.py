@@ -10,11 +10,11 @@ from tests.growth.fixtures_hosts import (
     all_equal,
     backward,
     batch,
+    fill_with_nan,
     host_gradients,
     loss,
     model,
     optimizer,
-    poison,
 )
 
 TOPOLOGIES = {"cnn": (8, "conv_light"), "transformer": (64, "mlp_small")}
@@ -23,7 +23,7 @@ each_blend = pytest.mark.parametrize("blend", Blend)
 
 
 def grown(topology: str, blend: Blend = Blend.ADD, *, coadapt: bool = True, trained: bool = True) -> GrowingHost:
-    """A host with one seed in its first slot, moved away from the identity."""
+    """A host with one seed in its first slot; `trained` changes its weights, so that it is not the identity."""
     channels, blueprint = TOPOLOGIES[topology]
     growing = model(topology, channels, coadapt=coadapt)
     seed = growing.graft(MIDDLE[topology], blueprint, blend, rng_seed=1)
@@ -37,7 +37,7 @@ def grown(topology: str, blend: Blend = Blend.ADD, *, coadapt: bool = True, trai
 
 @each_topology
 @each_blend
-def test_an_isolated_seed_gone_non_finite_leaves_a_whole_training_run_bit_equal(topology: str, blend: Blend) -> None:
+def test_a_non_finite_isolated_seed_leaves_the_training_of_the_host_bit_equal(topology: str, blend: Blend) -> None:
     runs = []
     for with_seed in (False, True):
         growing = grown(topology, blend)
@@ -48,15 +48,15 @@ def test_an_isolated_seed_gone_non_finite_leaves_a_whole_training_run_bit_equal(
             backward(growing, {MIDDLE[topology]: ISOLATED}, index)
             trainer.step(0.0)
             if with_seed and index == 1:
-                poison(growing.seed(MIDDLE[topology]))
+                fill_with_nan(growing.seed(MIDDLE[topology]))
         runs.append(growing.host.state_dict())
     assert all_equal(*runs)
 
 
 @each_topology
 @each_blend
-def test_a_seed_behind_the_host_trains_as_what_it_will_be(topology: str, blend: Blend) -> None:
-    """Its loss and its gradient are those of the whole network with the seed blended in at its target alpha."""
+def test_an_isolated_seed_trains_as_if_it_were_blended(topology: str, blend: Blend) -> None:
+    """Its loss and gradient are those of the network with the seed blended in at its target alpha."""
     slot, results = MIDDLE[topology], []
     for mode in (Mode.ISOLATED, Mode.BLENDED):
         growing = grown(topology, blend)
@@ -66,7 +66,7 @@ def test_a_seed_behind_the_host_trains_as_what_it_will_be(topology: str, blend: 
     assert all_equal(*results)
 
 
-def test_seeds_behind_the_host_do_not_feel_each_other() -> None:
+def test_isolated_seeds_do_not_affect_each_other() -> None:
     gradients = []
     for other in (False, True):
         growing = grown("cnn")
@@ -80,7 +80,7 @@ def test_seeds_behind_the_host_do_not_feel_each_other() -> None:
     assert all_equal(*gradients)
 
 
-def test_a_seed_behind_the_host_leaves_its_dropout_bit_equal() -> None:
+def test_an_isolated_seed_leaves_the_hosts_dropout_bit_equal() -> None:
     runs = []
     for with_seed in (False, True):
         growing = model("transformer", 64, dropout=0.2)
@@ -93,9 +93,9 @@ def test_a_seed_behind_the_host_leaves_its_dropout_bit_equal() -> None:
 
 
 @each_topology
-def test_a_seed_behind_the_host_takes_no_part_in_evaluation(topology: str) -> None:
+def test_an_isolated_seed_does_not_change_the_output(topology: str) -> None:
     growing = grown(topology).eval()
-    poison(growing.seed(MIDDLE[topology]))
+    fill_with_nan(growing.seed(MIDDLE[topology]))
     x, _ = batch(topology)
     with torch.no_grad():
         assert torch.equal(growing(x, {MIDDLE[topology]: ISOLATED}), growing(x, {}))
@@ -112,7 +112,7 @@ def test_a_trained_seed_changes_the_output_once_it_is_blended(topology: str, ble
     assert not torch.equal(outputs[1], outputs[2])
 
 
-def test_adding_is_a_cross_fade_and_multiplying_is_bounded() -> None:
+def test_add_is_a_cross_fade_and_multiply_is_bounded() -> None:
     x, _ = batch("cnn")
     adding, multiplying = grown("cnn", Blend.ADD).eval(), grown("cnn", Blend.MULTIPLY).eval()
     h = adding(x, {}, stop="block1")
@@ -125,7 +125,7 @@ def test_adding_is_a_cross_fade_and_multiplying_is_bounded() -> None:
 
 
 @each_blend
-def test_a_blended_transformer_seed_lets_no_position_see_a_later_one(blend: Blend) -> None:
+def test_a_blended_transformer_seed_is_causal(blend: Blend) -> None:
     growing = grown("transformer", blend).eval()
     x, _ = batch("transformer")
     changed = x.clone()
@@ -137,7 +137,7 @@ def test_a_blended_transformer_seed_lets_no_position_see_a_later_one(blend: Blen
 @each_topology
 @each_blend
 @pytest.mark.parametrize("coadapt", [True, False])
-def test_a_fading_seed_is_frozen_while_the_host_gradient_lives(topology: str, blend: Blend, coadapt: bool) -> None:
+def test_a_fading_seed_is_frozen_and_the_host_gradient_unchanged(topology: str, blend: Blend, coadapt: bool) -> None:
     slot = MIDDLE[topology]
     gradients = {}
     for mode in (Mode.BLENDED, Mode.FADING):
@@ -152,8 +152,8 @@ def test_a_fading_seed_is_frozen_while_the_host_gradient_lives(topology: str, bl
 
 
 @each_blend
-def test_without_coadaptation_the_earlier_layers_train_as_if_the_seed_were_not_there(blend: Blend) -> None:
-    """What reaches them is the gradient at the slot itself, whatever the seed does with their features."""
+def test_without_coadaptation_the_earlier_layers_get_the_gradient_at_the_slot(blend: Blend) -> None:
+    """They train as if the seed were absent."""
     growing = grown("cnn", blend, coadapt=False)
     x, y = batch("cnn")
     h = growing(x, {}, stop="block1").detach().requires_grad_()
@@ -163,7 +163,7 @@ def test_without_coadaptation_the_earlier_layers_train_as_if_the_seed_were_not_t
     assert torch.equal(h.grad, at_slot.grad)
 
 
-def test_with_coadaptation_the_earlier_layers_feel_the_seed() -> None:
+def test_with_coadaptation_the_gradient_of_earlier_layers_passes_through_the_seed() -> None:
     gradients = []
     for coadapt in (True, False):
         growing = grown("cnn", coadapt=coadapt)
@@ -173,7 +173,7 @@ def test_with_coadaptation_the_earlier_layers_feel_the_seed() -> None:
 
 
 @each_topology
-def test_a_run_continued_from_a_slot_equals_a_whole_run(topology: str) -> None:
+def test_a_run_resumed_from_a_slot_equals_a_full_run(topology: str) -> None:
     growing = grown(topology).eval()
     first, last = (slot.name for slot in growing.host.slots)
     growing.graft(last, TOPOLOGIES[topology][1], Blend.ADD, rng_seed=2)
@@ -188,7 +188,7 @@ def test_a_run_continued_from_a_slot_equals_a_whole_run(topology: str) -> None:
 
 @each_topology
 @each_blend
-def test_a_seed_trained_behind_a_still_host_helps_once_it_is_blended(topology: str, blend: Blend) -> None:
+def test_a_seed_trained_in_isolation_lowers_the_loss_once_it_is_blended(topology: str, blend: Blend) -> None:
     growing, slot = grown(topology, blend, trained=False), MIDDLE[topology]
     trainer = optimizer(growing, {"cnn": "sgd", "transformer": "adamw"}[topology])
     x, y = batch(topology)
@@ -202,28 +202,28 @@ def test_a_seed_trained_behind_a_still_host_helps_once_it_is_blended(topology: s
     assert loss(growing(x, {slot: FULL}), y).item() < before - 0.25
 
 
-def test_the_weights_of_a_seed_follow_from_its_own_seed_alone() -> None:
+def test_the_weights_of_a_seed_depend_on_its_random_seed_only() -> None:
     bodies = []
-    for number, noise in ((7, 0), (7, 1), (8, 0)):
-        torch.manual_seed(noise)
+    for rng_seed, global_seed in ((7, 0), (7, 1), (8, 0)):
+        torch.manual_seed(global_seed)
         growing = model("cnn", 8)
-        torch.manual_seed(noise)
+        torch.manual_seed(global_seed)
         state = torch.get_rng_state()
-        bodies.append(growing.graft("block1", "conv_heavy", Blend.GATED, rng_seed=number).state_dict())
+        bodies.append(growing.graft("block1", "conv_heavy", Blend.GATED, rng_seed=rng_seed).state_dict())
         assert torch.equal(state, torch.get_rng_state())
     assert all_equal(bodies[0], bodies[1])
     assert not all_equal(bodies[0], bodies[2])
 
 
-def test_grafting_into_a_full_slot_or_with_a_foreign_blueprint_is_refused() -> None:
+def test_grafting_into_an_occupied_slot_or_with_an_unknown_blueprint_is_refused() -> None:
     growing = grown("cnn")
-    with pytest.raises(ValueError, match="slot block1 holds a seed already"):
+    with pytest.raises(ValueError, match="slot=block1: must be empty, but has a seed"):
         growing.graft("block1", "norm", Blend.ADD, rng_seed=0)
     with pytest.raises(ValueError, match="blueprint=lora: is unknown among cnn blueprints"):
         growing.graft("block2", "lora", Blend.ADD, rng_seed=0)
     with pytest.raises(ValueError, match="slot=block9: CNNHost has no such slot; it has block1, block2"):
         growing.graft("block9", "norm", Blend.ADD, rng_seed=0)
-    with pytest.raises(ValueError, match="slot block2 holds no seed"):
+    with pytest.raises(ValueError, match="slot=block2: must have a seed, but is empty"):
         growing.remove("block2")
     assert list(growing.seeds) == ["block1"]
 
@@ -250,13 +250,13 @@ def test_a_blueprint_that_changes_the_shape_is_refused() -> None:
     growing = grown("cnn")
     growing.seed("block1").body = torch.nn.AvgPool2d(2)
     x, _ = batch("cnn")
-    with pytest.raises(ValueError, match=r"conv_light turned features \[8, 8, 16, 16\] into \[8, 8, 8, 8\]"):
+    with pytest.raises(ValueError, match=r"must return features of shape \[8, 8, 16, 16\], not \[8, 8, 8, 8\]"):
         growing(x, {"block1": FULL})
 
 
 @each_topology
-def test_training_a_growing_host_reads_no_value_and_hides_no_cpu_tensor(topology: str) -> None:
-    """On the meta device either would raise."""
+def test_training_a_growing_host_runs_on_the_meta_device(topology: str) -> None:
+    """A hidden CPU tensor or a read of a value would raise there."""
     growing = grown(topology).to("meta")
     growing.graft(growing.host.slots[1].name, TOPOLOGIES[topology][1], Blend.GATED, rng_seed=1)
     trainer = optimizer(
@@ -265,8 +265,8 @@ def test_training_a_growing_host_reads_no_value_and_hides_no_cpu_tensor(topology
     x, y = (part.to("meta") for part in batch(topology))
     settings = {MIDDLE[topology]: SeedSetting(Mode.FADING, 0.5), growing.host.slots[1].name: ISOLATED}
     for _ in range(2):
-        own, behind = growing.losses(x, settings, lambda output: loss(output, y))
-        (own + sum(behind.values())).backward()
+        host_loss, isolated = growing.losses(x, settings, lambda output: loss(output, y))
+        (host_loss + sum(isolated.values())).backward()
         norms = trainer.step(0.0)
     assert {norm.device.type for norm in norms.values()} == {"meta"}
 

@@ -6,7 +6,7 @@ import torch
 from esper.config import load_preset
 from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, LRSchedule
 from esper.lifecycle import Blend
-from tests.growth.fixtures_hosts import FULL, ISOLATED, backward, model, optimizer, poison
+from tests.growth.fixtures_hosts import FULL, ISOLATED, backward, fill_with_nan, model, optimizer
 
 ON = {"block1": FULL, "block2": ISOLATED}
 
@@ -32,12 +32,12 @@ def test_pruning_one_seed_leaves_every_other_momentum_bit_equal(kind: str) -> No
     growing, trainer = two_seeds(kind)
     before = {owner: state_of(trainer, owner) for owner in (HOST_GROUP, "block1")}
     assert all(before.values())
-    gone = trainer.parameters("block2")
+    removed = trainer.parameters("block2")
     trainer.remove("block2")
     growing.remove("block2")
     for owner, state in before.items():
         assert all(torch.equal(a, b) for a, b in zip(state, state_of(trainer, owner), strict=True))
-    assert not any(parameter in trainer.torch.state for parameter in gone)
+    assert not any(parameter in trainer.torch.state for parameter in removed)
     assert trainer.owners == (HOST_GROUP, "block1")
     backward(growing, ON)
     trainer.step(0.0)
@@ -56,13 +56,13 @@ def test_germinating_a_seed_leaves_every_other_momentum_bit_equal(kind: str) -> 
     assert state_of(trainer, "block2") == []
 
 
-def test_a_seed_has_one_group_and_seeds_present_at_construction_are_taken_over() -> None:
+def test_a_seed_has_one_group_and_present_seeds_are_included() -> None:
     growing, _ = two_seeds("sgd")
     groups = [group["owner"] for group in optimizer(growing).torch.param_groups]
     assert groups == [HOST_GROUP, HOST_GROUP, "block1", "block2"]
 
 
-def test_weight_decay_spares_norms_biases_and_seeds() -> None:
+def test_weight_decay_excludes_norms_biases_and_seeds() -> None:
     _, trainer = two_seeds("sgd")
     decay = [(group["owner"], group["weight_decay"]) for group in trainer.torch.param_groups]
     assert decay == [(HOST_GROUP, 5e-4), (HOST_GROUP, 0.0), ("block1", 0.0), ("block2", 0.0)]
@@ -76,24 +76,24 @@ def test_host_and_each_seed_are_clipped_separately() -> None:
     expected = {owner: [p.grad.clone() for p in trainer.parameters(owner)] for owner in trainer.owners}
     for parameter in trainer.parameters("block1"):
         parameter.grad *= 1e4
-    seen = {}
-    trainer.torch.step = lambda: seen.update(
+    clipped = {}
+    trainer.torch.step = lambda: clipped.update(
         {o: [p.grad.clone() for p in trainer.parameters(o)] for o in trainer.owners}
     )
     norms = trainer.step(0.0)
     assert norms["block1"] > 100
-    assert torch.stack([g.norm() for g in seen["block1"]]).norm().item() == pytest.approx(1, abs=1e-3)
+    assert torch.stack([g.norm() for g in clipped["block1"]]).norm().item() == pytest.approx(1, abs=1e-3)
     for owner in (HOST_GROUP, "block2"):
         before = torch.stack([g.norm() for g in expected[owner]]).norm()
         assert norms[owner].item() == pytest.approx(before.item(), rel=1e-5)
         scale = min(1.0, 1 / before.item())
-        for one, other in zip(expected[owner], seen[owner], strict=True):
+        for one, other in zip(expected[owner], clipped[owner], strict=True):
             torch.testing.assert_close(one * scale, other, rtol=1e-4, atol=1e-7)
 
 
-def test_a_non_finite_seed_spoils_only_itself() -> None:
+def test_a_non_finite_seed_affects_only_itself() -> None:
     growing, trainer = two_seeds("sgd")
-    poison(growing.seed("block2"))
+    fill_with_nan(growing.seed("block2"))
     backward(growing, ON)
     norms = trainer.step(0.0)
     assert not norms["block2"].isfinite()
@@ -101,7 +101,7 @@ def test_a_non_finite_seed_spoils_only_itself() -> None:
     assert all(p.isfinite().all() for owner in (HOST_GROUP, "block1") for p in trainer.parameters(owner))
 
 
-def test_the_schedule_scales_the_rates_of_host_and_seeds() -> None:
+def test_the_schedule_scales_the_learning_rates_of_host_and_seeds() -> None:
     growing, trainer = two_seeds("sgd")
     trainer._schedule = LRSchedule(shape="linear", warmup=0.0, final=0.0)
     for progress, expected in ((0.0, 0.05), (0.5, 0.025), (1.0, 0.0), (0.0, 0.05)):
@@ -110,7 +110,7 @@ def test_the_schedule_scales_the_rates_of_host_and_seeds() -> None:
         assert [group["lr"] for group in trainer.torch.param_groups] == pytest.approx([expected] * 4)
 
 
-def test_a_seed_without_gradients_stands_still() -> None:
+def test_a_seed_without_gradients_does_not_change() -> None:
     growing, trainer = two_seeds("sgd")
     before = [p.clone() for p in trainer.parameters("block2")]
     backward(growing, {"block1": FULL})
@@ -119,7 +119,7 @@ def test_a_seed_without_gradients_stands_still() -> None:
 
 
 @pytest.mark.parametrize("shape", ["constant", "linear", "cosine"])
-def test_a_rate_warms_up_then_falls_to_its_final_share(shape: str) -> None:
+def test_a_schedule_warms_up_then_decays_to_its_final_factor(shape: str) -> None:
     schedule = LRSchedule(shape=shape, warmup=0.1, final=0.2)
     curve = [schedule(step / 1000) for step in range(1001)]
     assert curve[0] == 0
@@ -138,13 +138,13 @@ def test_a_rate_warms_up_then_falls_to_its_final_share(shape: str) -> None:
         ({"final": -1.0}, r"schedule\.final=-1\.0: must be at least 0 and below 1"),
     ],
 )
-def test_an_impossible_schedule_is_refused_before_anything_trains(changes: dict[str, object], sentence: str) -> None:
+def test_an_invalid_schedule_is_refused(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         LRSchedule(**{"shape": "cosine", "warmup": 0.1, "final": 0.1, **changes})
 
 
 @pytest.mark.parametrize(("preset", "kind"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)])
-def test_the_presets_build(preset: str, kind: type[torch.optim.Optimizer]) -> None:
+def test_the_presets_build_torchs_optimizers(preset: str, kind: type[torch.optim.Optimizer]) -> None:
     growing = model("cnn", 8)
     trainer = load_preset(f"optimizer/{preset}", model=growing)
     assert isinstance(trainer.torch, kind)

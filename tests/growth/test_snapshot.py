@@ -3,7 +3,7 @@ import torch
 
 from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, restore, snapshot
 from esper.lifecycle import Blend
-from tests.growth.fixtures_hosts import FULL, ISOLATED, all_equal, backward, model, optimizer, poison
+from tests.growth.fixtures_hosts import FULL, ISOLATED, all_equal, backward, fill_with_nan, model, optimizer
 
 ON = {"block1": FULL, "block2": ISOLATED}
 
@@ -33,7 +33,7 @@ def contents(growing: GrowingHost, trainer: GrowthOptimizer) -> dict[str, torch.
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_a_round_trip_is_bit_equal_and_training_goes_on_the_same(kind: str) -> None:
+def test_a_restored_model_is_bit_equal_and_so_is_its_further_training(kind: str) -> None:
     growing, trainer = grown(kind)
     saved, before = snapshot(growing, trainer), contents(growing, trainer)
     train(growing, trainer, 2)
@@ -43,21 +43,21 @@ def test_a_round_trip_is_bit_equal_and_training_goes_on_the_same(kind: str) -> N
     assert all_equal(before, contents(growing, trainer))
     train(growing, trainer, 2)
     assert all_equal(after, contents(growing, trainer))
-    restore(saved, growing, trainer)  # the snapshot itself is as it was
+    restore(saved, growing, trainer)  # the snapshot has not changed
     assert all_equal(before, contents(growing, trainer))
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_a_snapshot_shares_no_memory_with_what_it_was_taken_from_or_restored_to(kind: str) -> None:
+def test_a_snapshot_shares_no_memory_with_the_model(kind: str) -> None:
     growing, trainer = grown(kind)
     saved = snapshot(growing, trainer)
     restore(saved, growing, trainer)
-    held = [*saved.weights.values(), *(v for state in saved.optimizer.values() for v in state.values())]
+    stored = [*saved.weights.values(), *(v for state in saved.optimizer.values() for v in state.values())]
     live = [*growing.state_dict().values(), *(v for state in trainer.torch.state.values() for v in state.values())]
-    assert not {t.untyped_storage().data_ptr() for t in held} & {t.untyped_storage().data_ptr() for t in live}
+    assert not {t.untyped_storage().data_ptr() for t in stored} & {t.untyped_storage().data_ptr() for t in live}
 
 
-def test_restoring_brings_back_removed_seeds_and_drops_new_ones() -> None:
+def test_restoring_adds_removed_seeds_and_removes_new_ones() -> None:
     growing, trainer = grown("sgd")
     saved, before = snapshot(growing, trainer), contents(growing, trainer)
     for slot in ("block1", "block2"):
@@ -70,11 +70,11 @@ def test_restoring_brings_back_removed_seeds_and_drops_new_ones() -> None:
     assert set(trainer.owners) == {HOST_GROUP, "block1", "block2"}
 
 
-def test_only_the_seeds_that_are_to_be_kept_come_back() -> None:
+def test_a_snapshot_of_some_slots_restores_only_their_seeds() -> None:
     growing, trainer = grown("sgd")
-    saved = snapshot(growing, trainer, features=["block1"])
+    saved = snapshot(growing, trainer, slots=["block1"])
     before = {name: value for name, value in contents(growing, trainer).items() if "block2" not in name}
-    poison(growing)
+    fill_with_nan(growing)
     restore(saved, growing, trainer)
     assert list(growing.seeds) == ["block1"]
     assert trainer.owners == (HOST_GROUP, "block1")

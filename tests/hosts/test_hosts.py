@@ -42,7 +42,7 @@ def test_a_preset_has_its_number_of_parameters(preset: str, parameters: int) -> 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "tinystories"])
 @pytest.mark.parametrize("training", [True, False])
-def test_running_in_pieces_equals_running_whole_bit_for_bit(preset: str, training: bool) -> None:
+def test_running_in_parts_is_bit_equal_to_running_at_once(preset: str, training: bool) -> None:
     host = load_preset(f"host/{preset}", **({"resolution": 16} if preset.startswith("cifar") else {})).train(training)
     x = example(host)
     whole = host(x)
@@ -55,15 +55,15 @@ def test_running_in_pieces_equals_running_whole_bit_for_bit(preset: str, trainin
             assert torch.equal(host.run(host.run(at_first, first, second), start=second), whole)
 
 
-def test_a_host_of_colour_sees_no_places() -> None:
+def test_cifar_colour_does_not_depend_on_the_position_of_pixels() -> None:
     host = load_preset("host/cifar_colour", resolution=16, kernel=3).eval()
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    elsewhere = x.flatten(2)[..., torch.randperm(256, generator=torch.Generator().manual_seed(1))].view_as(x)
-    torch.testing.assert_close(host(elsewhere), host(x))
+    shuffled = x.flatten(2)[..., torch.randperm(256, generator=torch.Generator().manual_seed(1))].view_as(x)
+    torch.testing.assert_close(host(shuffled), host(x))
     assert host.run(x, stop="block1").shape == (2, 16, 1, 1)
 
 
-def test_slots_stand_behind_blocks_and_where_asked_behind_pools() -> None:
+def test_slots_follow_blocks_and_optionally_pools() -> None:
     assert CNNHost(**SMALL_CNN).slots == (
         Slot("block1", 4), Slot("pool1", 4), Slot("block2", 8), Slot("pool2", 8), Slot("block3", 16),
     )  # fmt: skip
@@ -78,7 +78,7 @@ def test_a_cnn_runs_in_channels_last() -> None:
         assert host.run(example(host), stop=slot.name).is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_gpt_never_looks_ahead_and_ties_its_head() -> None:
+def test_a_gpt_is_causal_and_ties_its_output_layer() -> None:
     host = GPTHost(**SMALL_GPT).eval()
     tokens = example(host)
     changed = tokens.clone()
@@ -88,13 +88,13 @@ def test_a_gpt_never_looks_ahead_and_ties_its_head() -> None:
     assert host.segments[-1][1].weight is host.segments[0][0].tokens.weight
 
 
-def test_a_gpt_without_heads_sees_nothing_but_the_token_and_its_place() -> None:
+def test_a_gpt_without_heads_uses_only_the_token_and_its_position() -> None:
     host = GPTHost(**{**SMALL_GPT, "heads": 0}).eval()
     tokens = example(host)
     changed = tokens.clone()
     changed[:, 3] = (changed[:, 3] + 1) % 40
-    same = torch.arange(8) != 3
-    assert torch.equal(host(tokens)[:, same], host(changed)[:, same])
+    others = torch.arange(8) != 3
+    assert torch.equal(host(tokens)[:, others], host(changed)[:, others])
     assert not torch.equal(host(tokens)[:, 3], host(changed)[:, 3])
 
 
@@ -106,11 +106,11 @@ def test_a_new_gpt_predicts_every_token_about_equally() -> None:
     assert loss.item() == pytest.approx(torch.tensor(40.0).log().item(), abs=0.1)
 
 
-def test_dropout_follows_its_own_generator_and_no_other() -> None:
+def test_dropout_draws_from_its_generator_only() -> None:
     host = GPTHost(**SMALL_GPT).train()
 
-    def run(seed: int) -> Tensor:
-        host.use_generator(torch.Generator().manual_seed(seed))
+    def run(rng_seed: int) -> Tensor:
+        host.use_generator(torch.Generator().manual_seed(rng_seed))
         return host(example(host))
 
     state = torch.get_rng_state()
@@ -128,11 +128,11 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation() -> None:
     assert dropout.eval()(x) is x
 
 
-def test_an_unknown_slot_and_a_run_backwards_are_refused() -> None:
+def test_an_unknown_slot_and_a_stop_before_the_start_are_refused() -> None:
     host = CNNHost(**SMALL_CNN)
     with pytest.raises(ValueError, match=r"slot=r0c0: CNNHost has no such slot; it has block1, pool1"):
         host.run(example(host), stop="r0c0")
-    with pytest.raises(ValueError, match="slot block1 lies before slot block2; a host runs forwards only"):
+    with pytest.raises(ValueError, match="stop=block1: must not be before start=block2"):
         host.run(example(host), start="block2", stop="block1")
 
 
@@ -140,10 +140,10 @@ def test_an_unknown_slot_and_a_run_backwards_are_refused() -> None:
     ("kind", "changes", "sentence"),
     [
         (CNNHost, {"blocks": 1}, r"host\.blocks=1: must be at least 2"),
-        (CNNHost, {"kernel": 2}, r"host\.kernel=2: must be odd"),
+        (CNNHost, {"kernel": 2}, r"host\.kernel=2: must be odd and at least 1"),
         (CNNHost, {"pools": 4}, r"host\.pools=4: must be between 0 and host\.blocks=3"),
         (CNNHost, {"shrink": 5}, r"host\.shrink=5: must divide host\.resolution=16"),
-        (CNNHost, {"pools": 3, "resolution": 4}, r"host\.pools=3: too many for images of 4 pixels"),
+        (CNNHost, {"pools": 3, "resolution": 4}, r"host\.pools=3: must be at most 2 for images of 4 pixels"),
         (CNNHost, {"channels": 0}, r"host\.channels=0: must be at least 1"),
         (CNNHost, {"classes": 0}, r"host\.classes=0: must be at least 1"),
         (GPTHost, {"heads": -2}, r"host\.heads=-2: must divide host\.channels=16, or be 0"),
@@ -153,7 +153,7 @@ def test_an_unknown_slot_and_a_run_backwards_are_refused() -> None:
         (GPTHost, {"dropout": 1.0}, r"host\.dropout=1\.0: must be at least 0 and below 1"),
     ],
 )
-def test_an_impossible_host_is_refused_in_one_sentence(
+def test_an_invalid_host_is_refused_in_one_sentence(
     kind: type[Host], changes: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
@@ -161,5 +161,5 @@ def test_an_impossible_host_is_refused_in_one_sentence(
 
 
 def test_a_text_longer_than_the_block_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a text of 9 tokens does not fit host\.block_size=8"):
+    with pytest.raises(ValueError, match=r"host\.block_size=8: must be at least the 9 tokens of the text"):
         GPTHost(**SMALL_GPT)(torch.zeros(1, 9, dtype=torch.long))

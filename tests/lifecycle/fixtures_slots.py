@@ -1,4 +1,4 @@
-"""Random play for the property tests: spaces, rules, and legal actions drawn at random."""
+"""Action spaces, rules and random legal episodes, for property tests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ def rules(
 
 
 def act(space: ActionSpace, *choices: dict[str, str]) -> Tensor:
-    """An action from option names, a dict for each environment; heads not named take their first option."""
+    """An action from option names, a dict for each environment; other heads take their first option."""
     return torch.tensor(
         [
             [head.options.index(choice[head.name]) if head.name in choice else 0 for head in space.heads]
@@ -49,7 +49,7 @@ def act(space: ActionSpace, *choices: dict[str, str]) -> Tensor:
 
 
 def random_action(masks: Masks, space: ActionSpace, generator: torch.Generator) -> Tensor:
-    """Legal in every environment, each op that is legal being equally likely."""
+    """A legal action for every environment; all legal ops are equally likely."""
 
     def draw(mask: Tensor) -> Tensor:
         return torch.multinomial(mask.float(), 1, generator=generator).squeeze(1)
@@ -58,21 +58,21 @@ def random_action(masks: Masks, space: ActionSpace, generator: torch.Generator) 
     columns = [op]
     for head in space.heads[1:]:
         mask = masks.under(head.name, op)
-        columns.append(draw(mask | ~mask.any(1, keepdim=True)))  # an op that uses no slot takes any
+        columns.append(draw(mask | ~mask.any(1, keepdim=True)))  # an op that uses no slot may have any
     return torch.stack(columns, 1)
 
 
 def random_measurements(slots: Slots, generator: torch.Generator) -> SeedMeasurements:
-    def some(low: float, high: float) -> Tensor:
+    def draw(low: float, high: float) -> Tensor:
         value = low + (high - low) * torch.rand(slots.alpha.shape, generator=generator)
         return torch.where(torch.rand(slots.alpha.shape, generator=generator) < 0.3, torch.nan, value)
 
-    return SeedMeasurements(contribution=some(-2, 2), health=some(0, 1))
+    return SeedMeasurements(contribution=draw(-2, 2), health=draw(0, 1))
 
 
 @dataclass
-class Turn:
-    """One call of apply or tick: what went in and what came out."""
+class Transition:
+    """Input and output of one call of apply or tick."""
 
     call: str
     before: Slots
@@ -81,12 +81,13 @@ class Turn:
     action: Tensor
 
 
-def play(space: ActionSpace, rules: Rules, *, envs: int, steps: int, seed: int) -> Iterator[Turn]:
+def play(space: ActionSpace, rules: Rules, *, envs: int, steps: int, seed: int) -> Iterator[Transition]:
+    """Random legal episodes; `seed` is a random seed."""
     generator = torch.Generator().manual_seed(seed)
     slots = Slots.empty(envs, len(space.slots))
     for _ in range(steps):
         action = random_action(legal(slots, space, rules), space, generator)
         after, events = apply(slots, action, space, rules)
-        yield Turn("apply", slots, after, events, action)
+        yield Transition("apply", slots, after, events, action)
         slots, events = tick(after, random_measurements(after, generator), space, rules)
-        yield Turn("tick", after, slots, events, action)
+        yield Transition("tick", after, slots, events, action)

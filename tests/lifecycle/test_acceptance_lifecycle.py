@@ -5,11 +5,11 @@ from tests.controllers.fixtures_policies import draws, layout, random_masks
 from tests.lifecycle.fixtures_slots import space
 
 
-def test_masks_by_cause_are_made_where_their_ops_are_and_say_so() -> None:
-    of, meta = layout("full"), torch.device("meta")
-    masks, op = random_masks(of, 4, draws()).to(meta), torch.zeros(4, dtype=torch.long, device=meta)
-    for found in (causal(op, of), active(masks, op, of), available(masks, of)):
-        assert found.device == meta
+def test_causal_masks_are_on_the_device_of_their_ops_and_their_docstring_states_it() -> None:
+    full, meta = layout("full"), torch.device("meta")
+    masks, op = random_masks(full, 4, draws()).to(meta), torch.zeros(4, dtype=torch.long, device=meta)
+    for mask in (causal(op, full), active(masks, op, full), available(masks, full)):
+        assert mask.device == meta
     assert "same device" in (causal.__doc__ or "")
 
 

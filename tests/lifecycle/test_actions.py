@@ -1,14 +1,15 @@
 import pytest
 import torch
 
-from esper.lifecycle import HEADS, ActionSpace, Blend, Curve, Op, actions
+from esper.lifecycle import HEADS, ActionSpace, Blend, Curve, Head, Op
+from esper.lifecycle import actions as actions_module
 from tests.lifecycle.fixtures_slots import act, space
 
 
-def test_every_op_is_listed_by_name_in_the_documented_table_as_the_head_table_has_it() -> None:
+def test_the_documented_table_of_ops_and_heads_matches_the_head_table() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in (actions.__doc__ or "").splitlines()
+        for line in (actions_module.__doc__ or "").splitlines()
         if line.startswith("|")
     ]
     assert rows[0] == ["op", "heads"]
@@ -16,7 +17,7 @@ def test_every_op_is_listed_by_name_in_the_documented_table_as_the_head_table_ha
     assert documented == {op.name: [head.name for head in HEADS[1:] if op in head.ops] for op in Op}
 
 
-def test_core_has_four_ops_and_four_heads_and_advances_by_itself() -> None:
+def test_core_has_four_ops_and_four_heads_and_advances_automatically() -> None:
     core = space("core", slots=4)
     assert [op.name for op in core.ops] == ["WAIT", "GERMINATE", "PRUNE", "FOSSILIZE"]
     assert [(head.name, head.size) for head in core.heads] == [("op", 4), ("slot", 4), ("blueprint", 3), ("blend", 3)]
@@ -38,7 +39,7 @@ def test_full_has_six_ops_and_eight_heads_and_waits_for_advance() -> None:
     assert not full.auto_advance
 
 
-def test_full_without_advance_advances_by_itself() -> None:
+def test_full_without_advance_advances_automatically() -> None:
     ops = ("WAIT", "GERMINATE", "SET_ALPHA", "PRUNE", "FOSSILIZE")
     assert space("full", ops=ops).auto_advance
 
@@ -63,6 +64,17 @@ def test_decoding_fills_in_fixed_options_for_heads_that_are_left_out_or_unused()
     assert decision.alpha_curve.tolist() == [Curve.LINEAR, Curve.SIGMOID_SHARP]
 
 
+@pytest.mark.parametrize("actions", ["core", "full"])
+def test_a_decoded_head_has_float32_for_float_values_and_int64_for_whole_numbers(actions: str) -> None:
+    chosen = space(actions)
+    decision = chosen.decode(act(chosen, {"op": "GERMINATE"}, {"op": "WAIT"}))
+    for head in HEADS:
+        expected = torch.float32 if head.name == "alpha_target" else torch.int64  # the only head with float values
+        assert head.dtype == expected, head.name
+        assert getattr(decision, head.name).dtype == expected, head.name
+    assert Head("mixed", ("NONE", "HALF"), (0, 0.5), frozenset()).dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -72,14 +84,14 @@ def test_decoding_fills_in_fixed_options_for_heads_that_are_left_out_or_unused()
         ({"heads": ["op", "slots"]}, "slots is unknown"),
         ({"heads": ["op", "slot", "blend"]}, r"actions\.fixed\.blueprint must name one of norm, conv_light"),
         ({"fixed": {"tempo": "SLOWLY", "alpha_target": "FULL"}}, "SLOWLY is unknown; allowed are FAST, STANDARD, SLOW"),
-        ({"heads": ["op", "blueprint", "blend"]}, "slot must be among them where there is more than one"),
+        ({"heads": ["op", "blueprint", "blend"]}, "slot must be among them if there are several slots"),
         ({"fixed": {"alpha_target": "HALF"}}, r"actions\.fixed\.alpha_target: must be FULL without SET_ALPHA"),
         ({"heads": ["op", "slot", "blueprint", "blend", "alpha_target"]}, "must be FULL without SET_ALPHA"),
         ({"slots": []}, "at least one"),
         ({"slots": ["block1", "block1"]}, "each once"),
     ],
 )
-def test_an_impossible_space_is_refused_in_one_sentence(changes: dict[str, object], sentence: str) -> None:
+def test_an_invalid_space_is_refused_in_one_sentence(changes: dict[str, object], sentence: str) -> None:
     valid = {
         "slots": ["block1", "block2"],
         "blueprints": ["norm", "conv_light"],

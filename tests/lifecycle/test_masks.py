@@ -4,12 +4,12 @@ from esper.lifecycle import HEADS, Op, Slots, Stage, active, available, causal, 
 from tests.lifecycle.fixtures_slots import act, rules, space
 
 
-def test_the_causal_mask_of_every_op_is_the_head_tables() -> None:
+def test_the_causal_mask_of_every_op_matches_the_head_table() -> None:
     full = space("full")
     mask = causal(torch.arange(len(full.ops)), full)
     for row, op in enumerate(full.ops):
         assert mask[row].tolist() == [op in head.ops for head in HEADS]
-    assert mask[Op.WAIT].sum() == 1  # nothing but the op itself
+    assert mask[Op.WAIT].sum() == 1  # only the op
 
 
 def test_the_causal_mask_keeps_the_shape_of_its_ops() -> None:
@@ -35,7 +35,7 @@ def test_a_seed_in_one_slot_blocks_no_other_slot() -> None:
         assert masks.under("slot", torch.tensor([1])).tolist() == [[False, True, True]]
 
 
-def test_the_cap_counts_live_seeds_and_no_fossils() -> None:
+def test_max_live_counts_live_seeds_but_not_fossils() -> None:
     core = space("core")
     slots = Slots.empty(1, 3).where(torch.tensor([[True, True, False]]), stage=Stage.HOLDING)
     assert not legal(slots, core, rules(max_live=2)).op[0, 1]
@@ -44,7 +44,7 @@ def test_the_cap_counts_live_seeds_and_no_fossils() -> None:
     assert legal(fossil, core, rules(max_live=2)).op[0, 1]
 
 
-def test_prune_and_fossilise_want_different_slots() -> None:
+def test_prune_and_fossilise_are_legal_in_different_slots() -> None:
     core = space("core")
     slots = Slots.empty(1, 3)
     slots = slots.where(torch.tensor([[True, False, False]]), stage=Stage.HOLDING, alpha=1, steps_in_stage=9, age=20)
@@ -54,7 +54,7 @@ def test_prune_and_fossilise_want_different_slots() -> None:
     assert masks.under("slot", torch.tensor([core.ops.index(Op.FOSSILIZE)])).tolist() == [[True, False, False]]
 
 
-def test_advance_is_never_legal_where_seeds_advance_by_themselves() -> None:
+def test_advance_is_not_legal_if_seeds_advance_automatically() -> None:
     slots = Slots.empty(1, 1).where(torch.tensor([[True]]), stage=Stage.TRAINING, steps_in_stage=9, age=9)
     full = space("full", slots=1)
     assert legal(slots, full, rules()).op[0, Op.ADVANCE]
@@ -63,7 +63,7 @@ def test_advance_is_never_legal_where_seeds_advance_by_themselves() -> None:
     assert [op.name for op, is_legal in zip(automatic.ops, masks.op[0], strict=True) if is_legal] == ["WAIT", "PRUNE"]
 
 
-def test_a_head_is_active_only_where_it_was_used_and_had_a_choice() -> None:
+def test_a_head_is_active_only_if_the_op_uses_it_and_it_has_a_choice() -> None:
     core = space("core", slots=1)
     masks = legal(Slots.empty(2, 1), core, rules())
     op = act(core, {"op": "GERMINATE"}, {"op": "WAIT"})[:, 0]
@@ -71,7 +71,7 @@ def test_a_head_is_active_only_where_it_was_used_and_had_a_choice() -> None:
     assert active(masks, op, core).tolist() == [[True, False, True, True], [True, False, False, False]]
 
 
-def test_availability_tells_what_could_have_been_done() -> None:
+def test_a_head_is_available_if_it_has_a_choice_with_some_legal_op() -> None:
     core = space("core", slots=2)
     empty = Slots.empty(1, 2)
     assert available(legal(empty, core, rules()), core).tolist() == [[True, True, True, True]]

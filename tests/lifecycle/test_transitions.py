@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.lifecycle import TRANSITIONS, ActionSpace, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
-from tests.lifecycle.fixtures_slots import Turn, act, play, random_action, random_measurements, rules, space
+from tests.lifecycle.fixtures_slots import Transition, act, play, random_action, random_measurements, rules, space
 
 SPACES = st.sampled_from(["core", "full"])
 RULES = st.builds(
@@ -21,11 +21,11 @@ RULES = st.builds(
     cooldown=st.integers(0, 4),
     max_live=st.sampled_from([None, 1, 2]),
 )
-SEEDS = st.integers(0, 2**32)
+RNG_SEEDS = st.integers(0, 2**32)
 
 
-def turns(actions: str, rule: Rules, seed: int, envs: int = 4, steps: int = 24) -> list[Turn]:
-    return list(play(space(actions), rule, envs=envs, steps=steps, seed=seed))
+def transitions(actions: str, rule: Rules, rng_seed: int, envs: int = 4, steps: int = 24) -> list[Transition]:
+    return list(play(space(actions), rule, envs=envs, steps=steps, seed=rng_seed))
 
 
 def equal(one: Slots, other: Slots) -> bool:
@@ -42,127 +42,129 @@ def path_exists(stage: Stage, entered: frozenset[Stage], end: Stage) -> bool:
     return any(path_exists(step, entered - {step}, end) for step in TRANSITIONS[stage] & entered)
 
 
-@given(SPACES, RULES, SEEDS)
-def test_every_change_of_stage_follows_the_table_of_transitions(actions: str, rule: Rules, seed: int) -> None:
-    for turn in turns(actions, rule, seed):
+@given(SPACES, RULES, RNG_SEEDS)
+def test_every_change_of_stage_follows_the_transition_table(actions: str, rule: Rules, rng_seed: int) -> None:
+    for transition in transitions(actions, rule, rng_seed):
         for env, slot in torch.cartesian_prod(torch.arange(4), torch.arange(3)).tolist():
-            entered = frozenset(Stage(i) for i in turn.events.entered[env, slot].nonzero().flatten().tolist())
-            before, after = (Stage(int(s.stage[env, slot])) for s in (turn.before, turn.after))
-            assert path_exists(before, entered, after), (turn.call, before, entered, after)
+            entered = frozenset(Stage(i) for i in transition.events.entered[env, slot].nonzero().flatten().tolist())
+            before, after = (Stage(int(s.stage[env, slot])) for s in (transition.before, transition.after))
+            assert path_exists(before, entered, after), (transition.call, before, entered, after)
             if entered:
-                assert turn.after.steps_in_stage[env, slot] == 0
+                assert transition.after.steps_in_stage[env, slot] == 0
 
 
 @pytest.mark.parametrize("actions", ["core", "full"])
-def test_random_play_visits_every_stage(actions: str) -> None:
-    seen = torch.stack([turn.events.entered for turn in turns(actions, rules(dwell=1), seed=0, envs=16)])
+def test_random_episodes_visit_every_stage(actions: str) -> None:
+    seen = torch.stack(
+        [transition.events.entered for transition in transitions(actions, rules(dwell=1), rng_seed=0, envs=16)]
+    )
     assert seen.flatten(0, -2).any(0).all()
 
 
-@given(SPACES, RULES, SEEDS)
+@given(SPACES, RULES, RNG_SEEDS)
 def test_alpha_stays_in_bounds_and_is_zero_outside_blending_holding_and_fossils(
-    actions: str, rule: Rules, seed: int
+    actions: str, rule: Rules, rng_seed: int
 ) -> None:
-    for turn in turns(actions, rule, seed):
-        slots = turn.after
+    for transition in transitions(actions, rule, rng_seed):
+        slots = transition.after
         assert ((slots.alpha >= 0) & (slots.alpha <= 1)).all()
         assert (slots.alpha[slots.in_stage([Stage.HOLDING, Stage.FOSSILIZED])] == 1).all()
         assert (slots.alpha[slots.stage == Stage.BLENDING] > 0).all()
-        unseen = [Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED]
-        assert (slots.alpha[slots.in_stage(unseen)] == 0).all()
+        not_blended = [Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED]
+        assert (slots.alpha[slots.in_stage(not_blended)] == 0).all()
 
 
-@given(SPACES, RULES, SEEDS)
-def test_fossils_never_leave(actions: str, rule: Rules, seed: int) -> None:
-    for turn in turns(actions, rule, seed):
-        fossil = turn.before.stage == Stage.FOSSILIZED
+@given(SPACES, RULES, RNG_SEEDS)
+def test_fossils_are_permanent(actions: str, rule: Rules, rng_seed: int) -> None:
+    for transition in transitions(actions, rule, rng_seed):
+        fossil = transition.before.stage == Stage.FOSSILIZED
         for name in ("stage", "blueprint", "blend", "alpha"):
-            assert torch.equal(getattr(turn.before, name)[fossil], getattr(turn.after, name)[fossil])
+            assert torch.equal(getattr(transition.before, name)[fossil], getattr(transition.after, name)[fossil])
 
 
-@given(SPACES, RULES, SEEDS)
-def test_only_an_explicit_action_fossilises(actions: str, rule: Rules, seed: int) -> None:
+@given(SPACES, RULES, RNG_SEEDS)
+def test_only_an_explicit_action_fossilises(actions: str, rule: Rules, rng_seed: int) -> None:
     ops = space(actions).ops
-    for turn in turns(actions, rule, seed):
-        new = turn.events.into(Stage.FOSSILIZED).sum(1)
-        asked = turn.action[:, 0] == ops.index(Op.FOSSILIZE)
-        assert torch.equal(new, asked.long() if turn.call == "apply" else torch.zeros_like(new))
+    for transition in transitions(actions, rule, rng_seed):
+        new = transition.events.into(Stage.FOSSILIZED).sum(1)
+        requested = transition.action[:, 0] == ops.index(Op.FOSSILIZE)
+        assert torch.equal(new, requested.long() if transition.call == "apply" else torch.zeros_like(new))
 
 
-@given(SPACES, RULES, SEEDS)
-def test_the_cooldown_after_a_prune_has_exactly_its_length(actions: str, rule: Rules, seed: int) -> None:
+@given(SPACES, RULES, RNG_SEEDS)
+def test_the_cooldown_after_a_prune_has_exactly_its_length(actions: str, rule: Rules, rng_seed: int) -> None:
     waited = torch.zeros(4, 3, dtype=torch.long)
-    for turn in turns(actions, rule, seed, steps=40):
-        if turn.call == "tick":
-            waited += turn.before.stage == Stage.PRUNED
-        free = turn.events.into(Stage.DORMANT)
+    for transition in transitions(actions, rule, rng_seed, steps=40):
+        if transition.call == "tick":
+            waited += transition.before.stage == Stage.PRUNED
+        free = transition.events.into(Stage.DORMANT)
         assert (waited[free] == rule.cooldown).all()
         assert (waited <= rule.cooldown).all()
         waited[free] = 0
 
 
-@given(SPACES, RULES, SEEDS)
-def test_the_cap_on_live_seeds_holds(actions: str, rule: Rules, seed: int) -> None:
-    for turn in turns(actions, rule, seed):
-        assert (turn.after.live.sum(1) <= (rule.max_live or 3)).all()
+@given(SPACES, RULES, RNG_SEEDS)
+def test_max_live_is_never_exceeded(actions: str, rule: Rules, rng_seed: int) -> None:
+    for transition in transitions(actions, rule, rng_seed):
+        assert (transition.after.live.sum(1) <= (rule.max_live or 3)).all()
 
 
-@given(SPACES, RULES, SEEDS)
-def test_masks_agree_with_apply_for_every_op_and_slot(actions: str, rule: Rules, seed: int) -> None:
+@given(SPACES, RULES, RNG_SEEDS)
+def test_masks_agree_with_apply_for_every_op_and_slot(actions: str, rule: Rules, rng_seed: int) -> None:
     chosen = space(actions)
-    for turn in list(play(chosen, rule, envs=1, steps=25, seed=seed))[1::6]:
-        masks = legal(turn.after, chosen, rule)
+    for transition in list(play(chosen, rule, envs=1, steps=25, seed=rng_seed))[1::6]:
+        masks = legal(transition.after, chosen, rule)
         for op in range(len(chosen.ops)):
             for slot in range(len(chosen.slots)):
                 action = torch.zeros(1, len(chosen.heads), dtype=torch.long)
                 action[0, 0], action[0, 1] = op, slot
                 if chosen.ops[op] is Op.WAIT or masks.slot[0, op, slot]:
                     assert masks.op[0, op]
-                    apply(turn.after, action, chosen, rule)
+                    apply(transition.after, action, chosen, rule)
                 else:
                     with pytest.raises(ValueError, match=f"{chosen.ops[op].name} in slot block{slot + 1} of environ"):
-                        apply(turn.after, action, chosen, rule)
+                        apply(transition.after, action, chosen, rule)
 
 
-@given(SPACES, RULES, SEEDS)
-def test_a_batch_of_environments_equals_as_many_batches_of_one(actions: str, rule: Rules, seed: int) -> None:
-    chosen, generator = space(actions), torch.Generator().manual_seed(seed)
-    together, alone = Slots.empty(3, 3), [Slots.empty(1, 3) for _ in range(3)]
+@given(SPACES, RULES, RNG_SEEDS)
+def test_environments_in_one_batch_equal_separate_environments(actions: str, rule: Rules, rng_seed: int) -> None:
+    chosen, generator = space(actions), torch.Generator().manual_seed(rng_seed)
+    batched, separate = Slots.empty(3, 3), [Slots.empty(1, 3) for _ in range(3)]
     for _ in range(20):
-        action = random_action(legal(together, chosen, rule), chosen, generator)
-        measured = random_measurements(together, generator)
-        together = tick(apply(together, action, chosen, rule)[0], measured, chosen, rule)[0]
+        action = random_action(legal(batched, chosen, rule), chosen, generator)
+        measured = random_measurements(batched, generator)
+        batched = tick(apply(batched, action, chosen, rule)[0], measured, chosen, rule)[0]
         for env in range(3):
             one = SeedMeasurements(measured.contribution[env : env + 1], measured.health[env : env + 1])
-            alone[env] = tick(apply(alone[env], action[env : env + 1], chosen, rule)[0], one, chosen, rule)[0]
-            assert equal(together[env : env + 1], alone[env])
+            separate[env] = tick(apply(separate[env], action[env : env + 1], chosen, rule)[0], one, chosen, rule)[0]
+            assert equal(batched[env : env + 1], separate[env])
 
 
-@given(SPACES, RULES, SEEDS)
-def test_apply_and_tick_leave_their_input_as_it_was(actions: str, rule: Rules, seed: int) -> None:
-    for one, following in pairwise(turns(actions, rule, seed, steps=10)):
+@given(SPACES, RULES, RNG_SEEDS)
+def test_apply_and_tick_do_not_change_their_input(actions: str, rule: Rules, rng_seed: int) -> None:
+    for one, following in pairwise(transitions(actions, rule, rng_seed, steps=10)):
         assert equal(one.after, following.before)
     chosen, slots = space(actions), Slots.empty(2, 3)
     apply(slots, act(chosen, {"op": "GERMINATE"}, {"op": "WAIT"}), chosen, rule)
     assert equal(slots, Slots.empty(2, 3))
 
 
-def follow(chosen: ActionSpace, rule: Rules, choices: list[dict[str, str]]) -> list[tuple[str, float]]:
-    """Stage and alpha of the first slot during each epoch, that is after apply."""
-    slots, seen = Slots.empty(1, 1), []
+def trace(chosen: ActionSpace, rule: Rules, choices: list[dict[str, str]]) -> list[tuple[str, float]]:
+    """Stage and alpha of the first slot during each step, that is after apply."""
+    slots, states = Slots.empty(1, 1), []
     for choice in choices:
         slots, _ = apply(slots, act(chosen, choice), chosen, rule)
-        seen.append((Stage(int(slots.stage)).name, round(slots.alpha.item(), 3)))
+        states.append((Stage(int(slots.stage)).name, round(slots.alpha.item(), 3)))
         slots, _ = tick(slots, SeedMeasurements.none(slots), chosen, rule)
-    return seen
+    return states
 
 
 WAIT = {"op": "WAIT"}
 
 
-def test_a_core_seed_walks_by_itself_from_germination_to_holding() -> None:
+def test_a_core_seed_advances_automatically_from_germination_to_holding() -> None:
     core = space("core", slots=1)
-    assert follow(core, rules(steps=20), [{"op": "GERMINATE"}, *[WAIT] * 6, {"op": "FOSSILIZE"}, WAIT]) == [
+    assert trace(core, rules(steps=20), [{"op": "GERMINATE"}, *[WAIT] * 6, {"op": "FOSSILIZE"}, WAIT]) == [
         ("TRAINING", 0.0),
         ("TRAINING", 0.0),
         ("BLENDING", 0.333),
@@ -187,7 +189,7 @@ def test_a_full_seed_waits_for_advance_and_moves_alpha_on_request() -> None:
         {"op": "ADVANCE"},
         {"op": "SET_ALPHA", "alpha_target": "HALF", "alpha_speed": "FAST"},
     ]
-    assert follow(full, rules(steps=10), choices) == [
+    assert trace(full, rules(steps=10), choices) == [
         ("GERMINATED", 0.0),
         ("GERMINATED", 0.0),
         ("TRAINING", 0.0),
@@ -203,8 +205,8 @@ def test_a_full_seed_waits_for_advance_and_moves_alpha_on_request() -> None:
 
 def test_a_prune_at_full_alpha_blends_out_then_removes_then_cools_down() -> None:
     core = space("core", slots=1)
-    walk = follow(core, rules(steps=10, cooldown=2), [{"op": "GERMINATE"}, *[WAIT] * 4, {"op": "PRUNE"}, *[WAIT] * 4])
-    assert walk[4:] == [
+    states = trace(core, rules(steps=10, cooldown=2), [{"op": "GERMINATE"}, *[WAIT] * 4, {"op": "PRUNE"}, *[WAIT] * 4])
+    assert states[4:] == [
         ("HOLDING", 1.0),
         ("BLENDING", 0.667),
         ("BLENDING", 0.333),
@@ -214,13 +216,13 @@ def test_a_prune_at_full_alpha_blends_out_then_removes_then_cools_down() -> None
     ]
 
 
-def test_a_prune_at_alpha_zero_removes_at_once() -> None:
+def test_a_prune_at_alpha_zero_removes_immediately() -> None:
     core = space("core", slots=1)
-    walk = follow(core, rules(steps=50, prune_age=1, cooldown=1), [{"op": "GERMINATE"}, {"op": "PRUNE"}, WAIT])
-    assert walk == [("TRAINING", 0.0), ("PRUNED", 0.0), ("DORMANT", 0.0)]
+    states = trace(core, rules(steps=50, prune_age=1, cooldown=1), [{"op": "GERMINATE"}, {"op": "PRUNE"}, WAIT])
+    assert states == [("TRAINING", 0.0), ("PRUNED", 0.0), ("DORMANT", 0.0)]
 
 
-def test_alpha_is_retargeted_only_from_rest() -> None:
+def test_alpha_gets_a_new_target_only_after_its_ramp() -> None:
     full = space("full", slots=1)
     moving = Slots.empty(1, 1).where(
         torch.tensor([[True]]), stage=Stage.BLENDING, alpha=0.5, alpha_target=1.0, ramp_ticks=4, ramp_done=2, age=9
@@ -231,7 +233,7 @@ def test_alpha_is_retargeted_only_from_rest() -> None:
     assert legal(resting, full, rules()).op[0, [Op.SET_ALPHA, Op.PRUNE]].all()
 
 
-def test_setting_alpha_to_what_it_is_changes_nothing() -> None:
+def test_setting_alpha_to_its_current_value_changes_nothing() -> None:
     full = space("full", slots=1)
     holding = Slots.empty(1, 1).where(torch.tensor([[True]]), stage=Stage.HOLDING, alpha=1.0, alpha_target=1.0)
     action = act(full, {"op": "SET_ALPHA", "alpha_target": "FULL", "alpha_speed": "SLOW"})
@@ -240,7 +242,7 @@ def test_setting_alpha_to_what_it_is_changes_nothing() -> None:
     assert not events.entered.any()
 
 
-def test_a_measurement_is_kept_until_the_next_and_its_age_is_counted() -> None:
+def test_a_measurement_lasts_until_the_next_and_its_age_counts_steps() -> None:
     core = space("core", slots=1)
     slots, _ = apply(Slots.empty(1, 1), act(core, {"op": "GERMINATE"}), core, rules(steps=99))
 
@@ -259,7 +261,7 @@ def test_a_measurement_is_kept_until_the_next_and_its_age_is_counted() -> None:
     assert slots.health.item() == pytest.approx(0.8)
 
 
-def test_an_empty_slot_keeps_nothing_of_the_seed_that_was_there() -> None:
+def test_an_empty_slot_has_no_state_of_its_removed_seed() -> None:
     core, rule = space("core", slots=1), rules(steps=50, prune_age=1, cooldown=0)
     slots, _ = apply(Slots.empty(1, 1), act(core, {"op": "GERMINATE", "blueprint": "attention"}), core, rule)
     slots, _ = tick(slots, SeedMeasurements(torch.tensor([[2.0]]), torch.tensor([[0.5]])), core, rule)

@@ -9,23 +9,23 @@ from tests.fixtures_environment import environment
 from tests.lifecycle.fixtures_slots import act
 
 
-def test_every_feature_has_its_width_and_stays_in_range_through_random_play() -> None:
+def test_every_feature_has_its_width_and_stays_in_range_in_random_episodes() -> None:
     env = environment(envs=4)
     controller = RandomController(env.space)
-    seen, memory = env.reset([1, 2, 3, 4]), controller.begin([1, 2, 3, 4])
+    observation, memory = env.reset([1, 2, 3, 4]), controller.begin([1, 2, 3, 4])
     for _ in range(10):
         for feature in table.BASE:
-            assert feature.make(seen.view).shape == (4, feature.width), feature.name
+            assert feature.make(observation.view).shape == (4, feature.width), feature.name
         for feature in table.PER_SLOT:
-            assert feature.make(seen.view).shape == (4, 3, feature.width), feature.name
-        assert seen.base.shape == (4, BASE_WIDTH)
-        assert seen.slots.shape == (4, 3, SLOT_WIDTH)
-        assert seen.blueprints.shape == (4, 3)
-        for part in (seen.base, seen.slots):
+            assert feature.make(observation.view).shape == (4, 3, feature.width), feature.name
+        assert observation.base.shape == (4, BASE_WIDTH)
+        assert observation.slots.shape == (4, 3, SLOT_WIDTH)
+        assert observation.blueprints.shape == (4, 3)
+        for part in (observation.base, observation.slots):
             assert part.isfinite().all()
             assert part.abs().max() <= 2
-        action, memory = controller.act(seen, memory)
-        seen = env.step(action).observation
+        action, memory = controller.act(observation, memory)
+        observation = env.step(action).observation
 
 
 def column(name: str, features: tuple[table.Feature, ...] = table.BASE) -> slice:
@@ -37,7 +37,7 @@ def column(name: str, features: tuple[table.Feature, ...] = table.BASE) -> slice
     raise KeyError(name)
 
 
-def test_what_was_not_yet_seen_is_minus_one() -> None:
+def test_a_value_that_was_not_measured_yet_is_minus_one() -> None:
     env = environment(envs=1)
     first = env.reset([1])
     assert first.base[0, column("train_loss")] == -1
@@ -47,24 +47,24 @@ def test_what_was_not_yet_seen_is_minus_one() -> None:
     assert first.base[0, column("last_op")].sum() == 0
 
 
-def test_the_last_action_and_the_blueprint_are_shown() -> None:
+def test_an_observation_has_the_last_action_and_the_blueprints() -> None:
     env = environment(envs=1)
     env.reset([1])
     step = env.step(act(env.space, {"op": "GERMINATE", "slot": "block3", "blueprint": "conv_light"}))
-    seen = step.observation
-    assert seen.base[0, column("last_op")].tolist() == [0, 1, 0, 0, 0, 0]
-    assert seen.slots[0, :, column("last", table.PER_SLOT)].flatten().tolist() == [0, 0, 1]
-    assert seen.blueprints.tolist() == [[0, 0, 1 + env.space.blueprints.index("conv_light")]]
-    assert seen.base[0, column("progress")].item() == torch.tensor(0.1).item()
+    observation = step.observation
+    assert observation.base[0, column("last_op")].tolist() == [0, 1, 0, 0, 0, 0]
+    assert observation.slots[0, :, column("last", table.PER_SLOT)].flatten().tolist() == [0, 0, 1]
+    assert observation.blueprints.tolist() == [[0, 0, 1 + env.space.blueprints.index("conv_light")]]
+    assert observation.base[0, column("progress")].item() == torch.tensor(0.1).item()
 
 
-def test_the_page_on_the_observation_is_made_from_the_table() -> None:
+def test_the_documentation_page_is_generated_from_the_table() -> None:
     page = Path(__file__).parent.parent.parent / "docs" / "observation.md"
-    assert page.read_text() == table.document()
-    assert f"| `{table.PER_SLOT[-1].name}` | {table.PER_SLOT[-1].width} |" in table.document()
+    assert page.read_text() == table.observation_page()
+    assert f"| `{table.PER_SLOT[-1].name}` | {table.PER_SLOT[-1].width} |" in table.observation_page()
 
 
-def test_some_rows_of_an_observation_are_what_those_environments_see() -> None:
+def test_rows_of_an_observation_are_the_observations_of_those_environments() -> None:
     env = environment("environment.steps=3", envs=2)
     env.reset([1, 2])
     both = env.step(torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0]])).observation

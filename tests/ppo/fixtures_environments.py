@@ -1,4 +1,4 @@
-"""Small worlds for the learner: masked, with heads that depend on each other."""
+"""A small environment with masks and dependent heads, and helpers that train on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,45 +17,48 @@ from tests.lifecycle.fixtures_slots import space
 
 
 @dataclass(frozen=True)
-class StepResult:
+class MatchingResult:
+    """The result of a step of MatchingEnv."""
+
     observation: PolicyInputs
     reward: torch.Tensor
     terminated: torch.Tensor
     truncated: torch.Tensor
 
 
-class Locks:
-    """Each step shows a number: germinating that blueprint in the slot of that number pays 1, anything else nothing.
+class MatchingEnv:
+    """Each step shows a key: GERMINATE of that blueprint in the slot of that number has reward 1, anything else 0.
 
-    WAIT is legal always, GERMINATE in two slots of three, one of them the right one. Episodes end by themselves, the
-    second environment's a step early.
+    WAIT is always legal, GERMINATE in two of three slots, one of them the right one. Episodes have `steps` steps, those
+    of the second environment one less.
     """
 
     def __init__(self, envs: int = 4, steps: int = 5, actions: str = "core", end: str = "terminate") -> None:
-        self.name, self.envs, self.steps, self._length, self._end = "locks", envs, steps, steps, end
+        self.name, self.envs, self.steps, self._length, self._end = "matching", envs, steps, steps, end
         self.layout = Layout.from_space(space(actions, 3), 4, 2)
 
     def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
         return derive_seed(purpose, run_seed, index)
 
-    def reset(self, seeds: Sequence[int]) -> PolicyInputs:
-        draws = [torch.Generator().manual_seed(seed % 2**31) for seed in seeds]
-        self._keys = torch.stack([torch.randint(0, 3, (self.steps + 1,), generator=each) for each in draws])
-        self._wrong = torch.stack([torch.randint(1, 3, (self.steps + 1,), generator=each) for each in draws])
+    def reset(self, episode_seeds: Sequence[int]) -> PolicyInputs:
+        generators = [torch.Generator().manual_seed(seed % 2**31) for seed in episode_seeds]
+        self._keys = torch.stack([torch.randint(0, 3, (self.steps + 1,), generator=each) for each in generators])
+        self._offsets = torch.stack([torch.randint(1, 3, (self.steps + 1,), generator=each) for each in generators])
         self._step, self._total = 0, torch.zeros(self.envs)
         return self._inputs()
 
-    def step(self, action: torch.Tensor) -> StepResult:
+    def step(self, action: torch.Tensor) -> MatchingResult:
         key = self._keys[:, self._step]
         op = self.layout.ops.index("GERMINATE")
-        right = (action[:, 0] == op) & (action[:, 1] == key) & (action[:, 2] == key)
+        is_right = (action[:, 0] == op) & (action[:, 1] == key) & (action[:, 2] == key)
         self._step += 1
-        ended = torch.tensor([self._step >= self._length - (env == 1) for env in range(self.envs)])
-        already = torch.tensor([self._step > self._length - (env == 1) for env in range(self.envs)])
-        reward = torch.where(already, 0.0, right.float())
+        is_over = torch.tensor([self._step >= self._length - (env == 1) for env in range(self.envs)])
+        was_over = torch.tensor([self._step > self._length - (env == 1) for env in range(self.envs)])
+        reward = torch.where(was_over, 0.0, is_right.float())
         self._total += reward
-        ends = ended & ~already
-        return StepResult(self._inputs(), reward, ends & (self._end == "terminate"), ends & (self._end == "truncate"))
+        ends = is_over & ~was_over
+        terminated, truncated = ends & (self._end == "terminate"), ends & (self._end == "truncate")
+        return MatchingResult(self._inputs(), reward, terminated, truncated)
 
     def outcome(self) -> dict[str, torch.Tensor]:
         return {"score": self._total}
@@ -67,11 +70,11 @@ class Locks:
         pass
 
     def _inputs(self) -> PolicyInputs:
-        key, wrong = self._keys[:, self._step], (self._keys + self._wrong)[:, self._step] % 3
-        ops, every = len(self.layout.ops), torch.arange(self.envs)
+        key, other = self._keys[:, self._step], (self._keys + self._offsets)[:, self._step] % 3
+        ops, rows = len(self.layout.ops), torch.arange(self.envs)
         slot = torch.zeros(self.envs, ops, 3, dtype=torch.bool)
         germinate = self.layout.ops.index("GERMINATE")
-        slot[every, germinate, key] = slot[every, germinate, wrong] = True
+        slot[rows, germinate, key] = slot[rows, germinate, other] = True
         op = slot.any(-1)
         op[:, 0] = True
         others = {
@@ -85,30 +88,31 @@ class Locks:
         )
 
 
-def settings(**changes: Any) -> PPOSettings:
-    made: PPOSettings = load_preset("ppo/default", **{"gamma": 0.9, **changes})
-    return made
+def make_settings(**changes: Any) -> PPOSettings:
+    settings: PPOSettings = load_preset("ppo/default", **{"gamma": 0.9, **changes})
+    return settings
 
 
-def learner(world: Any, seed: int = 0, net: dict[str, Any] | None = None, **changes: Any) -> PPO:
-    return PPO(policy(world.layout, seed, **(net or {})), settings(**changes), seed)
+def make_module(env: Any, run_seed: int = 0, network: dict[str, Any] | None = None, **changes: Any) -> PPO:
+    """PPO with a small policy; `network` are arguments of the policy, `changes` are settings of PPO."""
+    return PPO(policy(env.layout, run_seed, **(network or {})), make_settings(**changes), run_seed)
 
 
-def trainer(rounds: int = 1, **changes: Any) -> Trainer:
+def make_trainer(rounds: int = 1, **changes: Any) -> Trainer:
     quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     common = {"accelerator": "cpu", "num_sanity_val_steps": 0, "inference_mode": False, "limit_val_batches": 0}
     return Trainer(max_epochs=rounds, **{"logger": False, **quiet, **common, **changes})
 
 
-def fit(module: PPO, world: Any, rounds: int = 1, warmup: int = 0, **changes: Any) -> Collector:
-    collector = Collector(world, run_seed=module.run_seed, warmup=warmup)
-    trainer(rounds, **changes).fit(module, datamodule=collector)
+def fit(module: PPO, env: Any, rounds: int = 1, warmup: int = 0, **changes: Any) -> Collector:
+    collector = Collector(env, run_seed=module.run_seed, warmup=warmup)
+    make_trainer(rounds, **changes).fit(module, datamodule=collector)
     return collector
 
 
-def played(module: PPO, world: Any, kind: str = "training", seeds: Sequence[int] | None = None) -> Rollout:
+def run_round(module: PPO, env: Any, kind: str = "training", episode_seeds: Sequence[int] | None = None) -> Rollout:
     """One rollout without an update."""
-    collector = Collector(world, run_seed=0, warmup=0)
-    collector.trainer = trainer()
+    collector = Collector(env, run_seed=0, warmup=0)
+    collector.trainer = make_trainer()
     collector.trainer.strategy.connect(module)
-    return collector.run_episodes(kind, list(seeds or range(world.envs)))
+    return collector.run_episodes(kind, list(episode_seeds or range(env.envs)))

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper.config import build_vector_env, compose_config
 from esper.controllers import FactoredDistribution, Policy, PolicyController, PolicyDecision
 from esper.lifecycle import HEAD_NAMES, Masks, causal
-from esper.ppo import PPO, Rollout, checkpoint, gae, restore_module
-from esper.ppo import module as learning
+from esper.ppo import PPO, Checkpoint, CheckpointMetadata, Rollout, checkpoint, gae, metadata, restore_module
+from esper.ppo import module as ppo_module
 from esper.ppo.checkpoint import LAST, read_checkpoint
 from esper.ppo.losses import LOG_RATIO_BOUND, surrogate, value_loss
 from esper.ppo.metadata import VERSION
@@ -22,23 +22,23 @@ from esper.training import build_module
 from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
 from tests.controllers.test_distribution import random_logits
 from tests.fixtures_environment import SMALL
-from tests.ppo.fixtures_environments import Locks, fit, learner, played, settings
-from tests.ppo.test_checkpoint import run
-from tests.ppo.test_module import loss_of, ready
+from tests.ppo.fixtures_environments import MatchingEnv, fit, make_module, make_settings, run_round
+from tests.ppo.test_checkpoint import train_and_save
+from tests.ppo.test_module import compute_loss, prepare
 
-EVEN = {"gains": {"hidden": 1.4, "policy": 0.0, "value": 1.0}}  # every legal option is as likely as the others
+UNIFORM = {"gains": {"hidden": 1.4, "policy": 0.0, "value": 1.0}}  # all legal options are equally likely
 
 
-def changed(module: PPO, size: float = 0.1) -> None:
-    """Move all weights, as optimizer steps would."""
+def perturb_weights(module: PPO, size: float = 0.1) -> None:
+    """Change all weights, as optimizer steps would."""
     noise = draws(3)
     with torch.no_grad():
         for parameter in module.policy.parameters():
             parameter.add_(size * torch.randn(parameter.shape, generator=noise))
 
 
-def only_waiting(rollout: Rollout, steps: slice) -> None:
-    """Nothing but WAIT was legal on these steps, and so it was done."""
+def force_wait(rollout: Rollout, steps: slice) -> None:
+    """Make WAIT the only legal and the chosen action on these steps."""
     rollout.masks.op[:, steps] = False
     rollout.masks.op[:, steps, 0] = True
     rollout.masks.slot[:, steps] = False
@@ -49,7 +49,7 @@ def only_waiting(rollout: Rollout, steps: slice) -> None:
 # ---------------------------------------------------------------- losses
 
 
-def test_log_ratios_are_held_within_20_whose_ratio_can_still_be_squared() -> None:
+def test_log_ratios_are_clamped_to_20_so_that_squared_ratios_are_finite() -> None:
     assert LOG_RATIO_BOUND == 20
     assert torch.tensor(LOG_RATIO_BOUND).exp().square().isfinite()
     assert not torch.tensor(88.0).exp().square().isfinite()
@@ -60,93 +60,93 @@ def test_log_ratios_are_held_within_20_whose_ratio_can_still_be_squared() -> Non
         torch.ones(2, 1, dtype=torch.bool),
         clip=0.2,
     )
-    assert part.largest.log().item() == pytest.approx(20)
-    assert part.smallest.log().item() == pytest.approx(-20)
+    assert part.ratio_max.log().item() == pytest.approx(20)
+    assert part.ratio_min.log().item() == pytest.approx(-20)
 
 
-def test_a_round_without_any_choice_has_a_kl_of_exactly_0() -> None:
-    module, rollout, _ = ready()
-    only_waiting(rollout, slice(None))
+def test_a_round_without_an_active_head_has_a_kl_of_exactly_0() -> None:
+    module, rollout, _ = prepare()
+    force_wait(rollout, slice(None))
     targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     assert not targets.decision.any()
-    changed(module)
-    loss, figures = loss_of(module, rollout, targets)
-    assert figures.kl.tolist() == [0.0] * len(rollout.layout.options)
-    assert figures.policy == 0
+    perturb_weights(module)
+    loss, metrics = compute_loss(module, rollout, targets)
+    assert metrics.kl.tolist() == [0.0] * len(rollout.layout.options)
+    assert metrics.policy == 0
     assert loss.isfinite()
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_a_policy_says_whether_heads_learn_where_they_had_no_part(masked: bool) -> None:
-    world = Locks()
-    module = learner(world, net={**EVEN, "masked": masked})
-    rollout = played(module, world)
+def test_a_masked_policy_learns_heads_only_on_steps_whose_op_uses_them(masked: bool) -> None:
+    env = MatchingEnv()
+    module = make_module(env, network={**UNIFORM, "masked": masked})
+    rollout = run_round(module, env)
     targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     blend = rollout.layout.head_names.index("blend")
-    waited = rollout.each("op") == 0
-    assert waited.any()
-    assert targets.active[waited][:, blend].any() == (not masked)
-    assert (rollout.log_prob[waited][:, blend] == 0).all() == masked
-    _, figures = loss_of(module, rollout, targets)
-    assert figures.kl.abs().max() < 1e-6  # what was drawn is what is updated
+    is_wait = rollout.select_head("op") == 0
+    assert is_wait.any()
+    assert targets.active[is_wait][:, blend].any() == (not masked)
+    assert (rollout.log_prob[is_wait][:, blend] == 0).all() == masked
+    _, metrics = compute_loss(module, rollout, targets)
+    assert metrics.kl.abs().max() < 1e-6  # the update evaluates the sampled actions
 
 
 def test_the_kl_of_an_update_is_that_of_whole_actions_over_decision_steps() -> None:
-    """Heads that took no part add nothing, and are not counted in what is divided by."""
-    module, rollout, _ = ready()
-    only_waiting(rollout, slice(0, 2))
+    """Heads that are not active add nothing, and steps without an active head are not counted."""
+    module, rollout, _ = prepare()
+    force_wait(rollout, slice(0, 2))
     targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     rollout.log_prob -= 0.1 * targets.active
-    _, figures = loss_of(module, rollout, targets)
-    one = 1.1051709 - 1 - 0.1
-    expected = targets.active.sum() * one / targets.decision.sum()
-    assert figures.kl.sum().item() == pytest.approx(expected.item(), rel=1e-2)
-    assert figures.named(rollout.layout.head_names)["policy/kl"] == figures.kl.sum()
+    _, metrics = compute_loss(module, rollout, targets)
+    kl_per_head = 1.1051709 - 1 - 0.1
+    expected = targets.active.sum() * kl_per_head / targets.decision.sum()
+    assert metrics.kl.sum().item() == pytest.approx(expected.item(), rel=1e-2)
+    assert metrics.to_dict(rollout.layout.head_names)["policy/kl"] == metrics.kl.sum()
 
 
 @pytest.mark.parametrize("actions", ["core", "full"])
-def test_entropy_is_a_bonus_for_the_mean_over_heads_however_many_there_are(actions: str) -> None:
-    world = Locks(actions=actions)
-    module = learner(world, net=EVEN)
-    rollout = played(module, world)
+def test_the_entropy_bonus_is_the_mean_over_heads_for_any_number_of_heads(actions: str) -> None:
+    env = MatchingEnv(actions=actions)
+    module = make_module(env, network=UNIFORM)
+    rollout = run_round(module, env)
     targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     rows = torch.arange(4)
     counts = StepCounts.of(rollout, targets, rows)
-    plain, paid = (
+    without_bonus, with_bonus = (
         minibatch_loss(module.policy, rollout, targets, rows, counts, module.settings, bonus)[0].item()
         for bonus in (0.0, 0.5)
     )
-    there = targets.available.any((0, 1)).float().mean().item()  # alpha_speed and alpha_curve are never asked for
-    assert plain - paid == pytest.approx(0.5 * there, abs=1e-5)
+    is_available = targets.available.any((0, 1)).float().mean().item()  # no op here uses alpha_speed and alpha_curve
+    assert without_bonus - with_bonus == pytest.approx(0.5 * is_available, abs=1e-5)
 
 
-def test_entropy_is_normalised_once_and_not_diluted_by_steps_without_a_choice() -> None:
-    world = Locks(steps=6)
-    module = learner(world, net=EVEN)
-    rollout = played(module, world)
-    only_waiting(rollout, slice(0, 4))
-    _, figures = loss_of(module, rollout, prepare_targets(rollout, module.policy, module.scale, module.settings))
-    torch.testing.assert_close(figures.entropy, torch.ones(4))
+def test_entropy_is_normalised_once_and_averaged_over_available_steps_only() -> None:
+    env = MatchingEnv(steps=6)
+    module = make_module(env, network=UNIFORM)
+    rollout = run_round(module, env)
+    force_wait(rollout, slice(0, 4))
+    _, metrics = compute_loss(module, rollout, prepare_targets(rollout, module.policy, module.scale, module.settings))
+    torch.testing.assert_close(metrics.entropy, torch.ones(4))
 
 
-def test_the_shipped_value_loss_does_not_look_at_old_values() -> None:
-    shipped = settings()
-    assert shipped.value_loss == "huber"
+def test_the_default_value_loss_does_not_use_old_values() -> None:
+    defaults = make_settings()
+    assert defaults.value_loss == "huber"
     values, returns, valid = torch.randn(2, 5, generator=draws())[:1], torch.zeros(1, 5), torch.ones(1, 5).bool()
-    found = [
-        value_loss(values, old, returns, valid, kind=shipped.value_loss, bound=shipped.value_bound)
-        for old in (torch.zeros(1, 5), torch.full((1, 5), 1e6))
+    losses = [
+        value_loss(values, old_values, returns, valid, kind=defaults.value_loss, bound=defaults.value_bound)
+        for old_values in (torch.zeros(1, 5), torch.full((1, 5), 1e6))
     ]
-    assert found[0] == found[1]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("kind", ["huber", "clipped"])
 @torch.no_grad()
-def test_values_to_clip_against_are_the_critics_own_though_the_return_scale_has_moved(kind: str) -> None:
-    world = Locks()
-    module = learner(world, value_loss=kind)
-    fit(module, world, rounds=2)
-    rollout = played(module, world)
+def test_old_values_are_those_of_the_critic_after_the_return_scale_has_changed(kind: str) -> None:
+    env = MatchingEnv()
+    module = make_module(env, value_loss=kind)
+    fit(module, env, rounds=2)
+    rollout = run_round(module, env)
     before = module.scale.std.clone()
     targets = prepare_targets(replace(rollout, reward=7 * rollout.reward), module.policy, module.scale, module.settings)
     assert module.scale.std != before
@@ -158,10 +158,10 @@ def test_values_to_clip_against_are_the_critics_own_though_the_return_scale_has_
 
 
 @torch.no_grad()
-def test_a_later_pass_judges_actions_as_the_changed_policy_would_step_by_step() -> None:
-    """No state of the acting policy is left over: several passes over recurrent sequences are exact."""
-    module, rollout, targets = ready(net={"layers": 2})
-    changed(module)
+def test_a_later_pass_evaluates_actions_as_the_changed_policy_does_step_by_step() -> None:
+    """The acting policy's states are not reused: several passes over recurrent sequences are exact."""
+    module, rollout, targets = prepare(network={"layers": 2})
+    perturb_weights(module)
     net, state = module.policy, module.policy.begin(4)
     for step in range(rollout.valid.shape[1]):
         now = slice(step, step + 1)
@@ -169,92 +169,90 @@ def test_a_later_pass_judges_actions_as_the_changed_policy_would_step_by_step() 
         state = output.state
         masks = rollout.masks.each(lambda mask, step=step: mask[:, step])  # type: ignore[misc]
         rollout.log_prob[:, step] = net.distribution(output.logits, masks).log_prob(rollout.action[:, step])
-    _, figures = loss_of(module, rollout, targets)
-    assert figures.largest.item() == pytest.approx(1, abs=1e-4)
-    assert figures.smallest.item() == pytest.approx(1, abs=1e-4)
+    _, metrics = compute_loss(module, rollout, targets)
+    assert metrics.ratio_max.item() == pytest.approx(1, abs=1e-4)
+    assert metrics.ratio_min.item() == pytest.approx(1, abs=1e-4)
 
 
 @torch.no_grad()
-def test_an_update_runs_each_episode_from_the_state_it_started_with() -> None:
-    module, rollout, targets = ready()
+def test_an_update_runs_each_episode_from_its_initial_state() -> None:
+    module, rollout, targets = prepare()
     rows = torch.tensor([2, 0])
-    plain, _ = loss_of(module, rollout, targets, rows)
-    states = [part.clone() for part in rollout.state]
-    for part, kept in zip(rollout.state, states, strict=True):
-        part.copy_(kept)
+    plain, _ = compute_loss(module, rollout, targets, rows)
+    for part in rollout.state:
         part[:, [1, 3]] = 5.0
-    others, _ = loss_of(module, rollout, targets, rows)
-    assert torch.equal(plain, others)
+    other_states, _ = compute_loss(module, rollout, targets, rows)
+    assert torch.equal(plain, other_states)
     for part in rollout.state:
         part[:, 2] = 5.0
-    mine, _ = loss_of(module, rollout, targets, rows)
-    assert not torch.equal(plain, mine)
+    own_state, _ = compute_loss(module, rollout, targets, rows)
+    assert not torch.equal(plain, own_state)
 
 
-def test_every_new_episode_starts_with_an_empty_memory_whatever_was_before() -> None:
-    world = Locks()
-    module = learner(world)
-    fit(module, world, rounds=2)
-    assert not any(part.any() for part in played(module, world).state)
+def test_every_episode_starts_with_an_lstm_state_of_0() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    fit(module, env, rounds=2)
+    assert not any(part.any() for part in run_round(module, env).state)
 
 
-def test_one_causal_structure_rules_actions_masks_and_losses() -> None:
-    world = Locks(actions="full", envs=8, steps=8)
-    module = learner(world)
-    rollout = played(module, world)
+def test_actions_masks_and_losses_use_the_same_causal_structure() -> None:
+    env = MatchingEnv(actions="full", envs=8, steps=8)
+    module = make_module(env)
+    rollout = run_round(module, env)
     targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
-    used = causal(rollout.each("op"), rollout.layout) & rollout.valid.unsqueeze(-1)
-    assert not rollout.log_prob[~used].any()
-    assert not rollout.action[~used].any()
-    assert not (targets.active & ~used).any()
-    assert torch.equal(targets.active, used & (rollout.log_prob < 0)), "what was certain was no choice"
+    is_used = causal(rollout.select_head("op"), rollout.layout) & rollout.valid.unsqueeze(-1)
+    assert not rollout.log_prob[~is_used].any()
+    assert not rollout.action[~is_used].any()
+    assert not (targets.active & ~is_used).any()
+    assert torch.equal(targets.active, is_used & (rollout.log_prob < 0)), "a single legal option has a log-prob of 0"
 
 
-def test_statistics_take_a_round_in_before_the_first_gradient_of_its_update() -> None:
-    world, counts = Locks(), []
-    module = learner(world)
-    original = module._gradients
+def test_statistics_include_a_round_before_the_first_gradient_of_its_update() -> None:
+    env, counts = MatchingEnv(), []
+    module = make_module(env)
+    original = module._compute_gradients
 
-    def spy(*given: Any) -> Any:
+    def spy(*args: Any) -> Any:
         counts.append(module.policy.base_statistics.count.item())
-        return original(*given)
+        return original(*args)
 
-    module._gradients = spy  # type: ignore[method-assign]
-    fit(module, world, rounds=1)
+    module._compute_gradients = spy  # type: ignore[method-assign]
+    fit(module, env, rounds=1)
     assert counts[0] == 19
     assert set(counts) == {19}
 
 
 def test_the_norm_before_clipping_is_reported_and_all_parameters_are_clipped_together() -> None:
-    world = Locks()
-    module = learner(world, grad_clip=1e-3, epochs=1, target_kl=None)
-    fit(module, world, rounds=1)
+    env = MatchingEnv()
+    module = make_module(env, grad_clip=1e-3, epochs=1, target_kl=None)
+    fit(module, env, rounds=1)
     assert module.latest_metrics["health/gradient_norm"] > 1e-2
-    left = torch.stack([parameter.grad.norm() for parameter in module.policy.parameters()]).norm()
-    assert left.item() == pytest.approx(1e-3, rel=1e-3)
+    clipped = torch.stack([parameter.grad.norm() for parameter in module.policy.parameters()]).norm()
+    assert clipped.item() == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_a_minibatchs_figures_and_an_updates_tally_are_apart() -> None:
-    seen: list[tuple[dict[str, float], float]] = []
-    world = Locks()
-    module = learner(world, epochs=3, minibatches=2, target_kl=None)
-    original = module._gradients
+def test_an_update_reports_the_last_minibatch_and_the_largest_gradient_norm() -> None:
+    minibatches: list[tuple[dict[str, float], float]] = []
+    env = MatchingEnv()
+    module = make_module(env, epochs=3, minibatches=2, target_kl=None)
+    original = module._compute_gradients
 
-    def spy(*given: Any) -> Any:
-        seen.append(original(*given))
-        return seen[-1]
+    def spy(*args: Any) -> Any:
+        minibatches.append(original(*args))
+        return minibatches[-1]
 
-    module._gradients = spy  # type: ignore[method-assign]
-    fit(module, world, rounds=1)
-    assert len(seen) == 6
-    assert module.latest_metrics["health/gradient_norm"] == max(norm for _, norm in seen)
-    assert module.latest_metrics["losses/policy"] == seen[-1][0]["losses/policy"]
+    module._compute_gradients = spy  # type: ignore[method-assign]
+    fit(module, env, rounds=1)
+    assert len(minibatches) == 6
+    assert module.latest_metrics["health/gradient_norm"] == max(norm for _, norm in minibatches)
+    assert module.latest_metrics["losses/policy"] == minibatches[-1][0]["losses/policy"]
     assert module.latest_metrics["policy/epochs"] == 3
 
 
-def test_an_update_says_precisely_what_it_gives() -> None:
+def test_the_functions_of_an_update_have_precise_return_types() -> None:
     hints = {
-        PPO._learn: UpdateStats,
+        PPO._update: UpdateStats,
         PPO.training_step: dict[str, UpdateTargets],
         prepare_targets: UpdateTargets,
         minibatch_loss: tuple[torch.Tensor, MinibatchMetrics],
@@ -266,77 +264,77 @@ def test_an_update_says_precisely_what_it_gives() -> None:
         assert all(get_type_hints(kind)[field.name] is not Any for field in fields(kind))
 
 
-def test_figures_do_not_pile_up_over_passes_and_rounds() -> None:
-    world = Locks()
-    module = learner(world, epochs=1, target_kl=None)
-    fit(module, world, rounds=1)
+def test_metrics_do_not_accumulate_over_passes_and_rounds() -> None:
+    env = MatchingEnv()
+    module = make_module(env, epochs=1, target_kl=None)
+    fit(module, env, rounds=1)
     names = set(module.latest_metrics)
     module.settings = replace(module.settings, epochs=5)
-    fit(module, world, rounds=3)
+    fit(module, env, rounds=3)
     assert set(module.latest_metrics) == names
     assert all(isinstance(value, int | float) for value in module.latest_metrics.values())
 
 
-def test_the_advantages_mean_and_spread_are_reported() -> None:
-    world = Locks()
-    module = learner(world)
-    rollout = played(module, world)
+def test_mean_and_standard_deviation_of_advantages_are_reported() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    rollout = run_round(module, env)
     raw = gae(
         rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.truncated, gamma=0.9, lam=0.95
     )
     targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
-    chosen = raw[targets.decision]
-    assert targets.figures["policy/advantage_mean"] == pytest.approx(chosen.mean().item(), abs=1e-5)
-    assert targets.figures["policy/advantage_std"] == pytest.approx(chosen.std(unbiased=False).item(), abs=1e-5)
-    fit(module, world, rounds=1)
+    at_decisions = raw[targets.decision]
+    assert targets.metrics["policy/advantage_mean"] == pytest.approx(at_decisions.mean().item(), abs=1e-5)
+    assert targets.metrics["policy/advantage_std"] == pytest.approx(at_decisions.std(unbiased=False).item(), abs=1e-5)
+    fit(module, env, rounds=1)
     assert {"policy/advantage_mean", "policy/advantage_std"} <= set(module.latest_metrics)
 
 
 def test_a_pass_shuffles_once(monkeypatch: pytest.MonkeyPatch) -> None:
     original, sizes = torch.randperm, []
 
-    def counted(size: int, **given: Any) -> torch.Tensor:
+    def count_calls(size: int, **kwargs: Any) -> torch.Tensor:
         sizes.append(size)
-        return original(size, **given)
+        return original(size, **kwargs)
 
-    monkeypatch.setattr(torch, "randperm", counted)
-    world = Locks()
-    fit(learner(world, epochs=3, minibatches=2, target_kl=None), world, rounds=1)
+    monkeypatch.setattr(torch, "randperm", count_calls)
+    env = MatchingEnv()
+    fit(make_module(env, epochs=3, minibatches=2, target_kl=None), env, rounds=1)
     assert sizes == [4, 4, 4]
 
 
-def test_the_named_constants_are_the_ones_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (learning.KL_MARGIN, learning.ADAM_EPS) == (1.5, 1e-5)
-    module = learner(Locks(), epochs=10, target_kl=1e-4)
-    monkeypatch.setattr(learning, "KL_MARGIN", 1e9)
-    monkeypatch.setattr(learning, "ADAM_EPS", 0.125)
-    fit(module, Locks(), rounds=1)
+def test_the_named_constants_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (ppo_module.KL_MARGIN, ppo_module.ADAM_EPS) == (1.5, 1e-5)
+    module = make_module(MatchingEnv(), epochs=10, target_kl=1e-4)
+    monkeypatch.setattr(ppo_module, "KL_MARGIN", 1e9)
+    monkeypatch.setattr(ppo_module, "ADAM_EPS", 0.125)
+    fit(module, MatchingEnv(), rounds=1)
     assert module.latest_metrics["policy/kl_stop"] == 0
     assert {group["eps"] for group in module.configure_optimizers().param_groups} == {0.125}
 
 
 @pytest.mark.parametrize(("device", "fused"), [("cpu", False), ("cuda:0", True)])
-def test_the_kind_of_device_chooses_the_optimizers_kernels(device: str, fused: bool) -> None:
-    module = learner(Locks())
+def test_the_optimizer_is_fused_on_cuda_and_foreach_elsewhere(device: str, fused: bool) -> None:
+    module = make_module(MatchingEnv())
     module._device = torch.device(device)
-    chosen = module.configure_optimizers().defaults
-    assert bool(chosen["fused"]) is fused
-    assert bool(chosen["foreach"]) is not fused
+    optimizer = module.configure_optimizers().defaults
+    assert bool(optimizer["fused"]) is fused
+    assert bool(optimizer["foreach"]) is not fused
 
 
-def test_shipped_settings_anneal_entropy_and_clip_at_a_half() -> None:
-    shipped = settings()
-    assert shipped.grad_clip == 0.5
-    assert shipped.entropy_final is not None
-    assert 0 < shipped.entropy_final < shipped.entropy
-    assert shipped.advantage_min_std >= 1e-3
-    assert shipped.target_kl == pytest.approx(0.015, abs=0.01)
+def test_default_settings_anneal_entropy_and_clip_gradients_at_a_half() -> None:
+    defaults = make_settings()
+    assert defaults.grad_clip == 0.5
+    assert defaults.entropy_final is not None
+    assert 0 < defaults.entropy_final < defaults.entropy
+    assert defaults.advantage_min_std >= 1e-3
+    assert defaults.target_kl == pytest.approx(0.015, abs=0.01)
 
 
 # ---------------------------------------------------------------- storage
 
 
-class Calls(TorchDispatchMode):
+class CallCounter(TorchDispatchMode):
     """Counts the operations that reach torch."""
 
     count = 0
@@ -346,54 +344,54 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_more_environments_take_no_more_operations_to_estimate_advantages() -> None:
+def test_gae_takes_the_same_number_of_operations_for_any_number_of_environments() -> None:
     counts = []
     for envs in (1, 50):
         parts, ends = torch.randn(3, envs, 6), torch.zeros(2, envs, 6, dtype=torch.bool)
-        with Calls() as calls:
+        with CallCounter() as calls:
             gae(*parts, *ends, gamma=0.9, lam=0.9)
         counts.append(calls.count)
     assert counts[0] == counts[1]
 
 
-def on_meta(steps: int = 3) -> tuple[Rollout, PolicyDecision]:
+def decide_on_meta(steps: int = 3) -> tuple[Rollout, PolicyDecision]:
     of, meta = layout("full"), torch.device("meta")
     net = policy(of, validate=False).to(meta)
     rollout = Rollout.empty([0, 1], steps, of, net.begin(2))
     inputs, controller = random_inputs(of, 2, draws()), PolicyController(net, greedy=True)
-    choice, _ = controller.decide(inputs, controller.begin([0, 1]))
-    return rollout, choice
+    decision, _ = controller.decide(inputs, controller.begin([0, 1]))
+    return rollout, decision
 
 
-def test_a_rollout_is_written_and_paid_without_a_look_at_the_device() -> None:
-    """On the meta device any look at a value would raise."""
-    rollout, choice = on_meta()
-    rollout.write(1, choice, torch.ones(2, dtype=torch.bool, device="meta"))
-    rollout.pay(1, torch.ones(2), torch.zeros(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool))
-    assert {rollout.valid.device.type, rollout.reward.device.type, rollout.each("op").device.type} == {"meta"}
+def test_writing_a_rollout_does_not_synchronise_the_device() -> None:
+    """On the meta device reading a value raises."""
+    rollout, decision = decide_on_meta()
+    rollout.write_decision(1, decision, torch.ones(2, dtype=torch.bool, device="meta"))
+    rollout.write_result(1, torch.ones(2), torch.zeros(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool))
+    assert {rollout.valid.device.type, rollout.reward.device.type, rollout.select_head("op").device.type} == {"meta"}
 
 
-def test_a_rollout_is_written_by_index_into_memory_that_stays_where_it_is() -> None:
+def test_a_rollout_is_written_by_index_into_memory_allocated_once() -> None:
     of = layout()
     net = policy(of)
     rollout = Rollout.empty([0, 1], 3, of, net.begin(2))
-    places = [value for value in vars(rollout).values() if isinstance(value, torch.Tensor)]
-    places += [rollout.masks.op, rollout.masks.slot, *rollout.masks.others.values()]
-    before = [place.data_ptr() for place in places]
+    tensors = [value for value in vars(rollout).values() if isinstance(value, torch.Tensor)]
+    tensors += [rollout.masks.op, rollout.masks.slot, *rollout.masks.others.values()]
+    before = [tensor.data_ptr() for tensor in tensors]
     inputs, controller = random_inputs(of, 2, draws()), PolicyController(net, greedy=False)
     memory = controller.begin([0, 1])
     for step in range(3):
-        choice, memory = controller.decide(inputs, memory)
-        rollout.write(step, choice, torch.ones(2, dtype=torch.bool))
-        rollout.pay(step, torch.ones(2), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool))
+        decision, memory = controller.decide(inputs, memory)
+        rollout.write_decision(step, decision, torch.ones(2, dtype=torch.bool))
+        rollout.write_result(step, torch.ones(2), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool))
     after = [value for value in vars(rollout).values() if isinstance(value, torch.Tensor)]
     after += [rollout.masks.op, rollout.masks.slot, *rollout.masks.others.values()]
-    assert [place.data_ptr() for place in after] == before
+    assert [tensor.data_ptr() for tensor in after] == before
     assert rollout.valid.all()
 
 
 @pytest.mark.parametrize("slots", [3, 4, 5])
-def test_learner_policy_and_rollout_share_the_worlds_own_slots_in_their_order(slots: int) -> None:
+def test_policy_and_rollout_have_the_slots_of_the_environment_in_its_order(slots: int) -> None:
     names = [f"block{index + 1}" for index in range(slots)]
     small = [setting for setting in SMALL if not setting.startswith("data.resolution")]
     config = compose_config(
@@ -401,12 +399,12 @@ def test_learner_policy_and_rollout_share_the_worlds_own_slots_in_their_order(sl
         [*small, "host=cifar_scale", f"slots.names=[{','.join(reversed(names))}]", "policy.hidden=16",
          "environment.steps=1", "environment.envs=1", "environment.batches=1"],
     )  # fmt: skip
-    world = build_vector_env(config)
-    module = build_module(config, world)
-    assert list(world.layout.slots) == names, "as they stand in the host, however they were named"
-    assert module.policy.layout == world.layout
-    rollout = played(module, world)
-    assert rollout.layout == world.layout
+    env = build_vector_env(config)
+    module = build_module(config, env)
+    assert list(env.layout.slots) == names, "the order of the host, not of slots.names"
+    assert module.policy.layout == env.layout
+    rollout = run_round(module, env)
+    assert rollout.layout == env.layout
     assert rollout.masks.slot.shape[-1] == rollout.slots.shape[2] == slots
     assert module.metadata().to_dict()["layout"]["slots"] == names
 
@@ -414,8 +412,8 @@ def test_learner_policy_and_rollout_share_the_worlds_own_slots_in_their_order(sl
 # ---------------------------------------------------------------- the compiler
 
 
-class Graphs:
-    """A compiler that only keeps what it is given."""
+class GraphRecorder:
+    """A torch.compile backend that records the operations of its graphs."""
 
     def __init__(self) -> None:
         self.operations: list[str] = []
@@ -426,105 +424,106 @@ class Graphs:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_advantages_and_the_validation_of_masks_stay_out_of_the_compiler() -> None:
-    graphs = Graphs()
-    rewards, values, after = torch.randn(3, 2, 6)
-    never = torch.zeros(2, 6, dtype=torch.bool)
+def test_advantages_and_the_validation_of_masks_are_not_compiled() -> None:
+    graphs = GraphRecorder()
+    rewards, values, next_values = torch.randn(3, 2, 6)
+    no_end = torch.zeros(2, 6, dtype=torch.bool)
 
-    def around(rewards: torch.Tensor) -> torch.Tensor:
-        return 2 * gae(rewards + 1, values, after, never, never, gamma=0.9, lam=0.9)
+    def scaled_gae(rewards: torch.Tensor) -> torch.Tensor:
+        return 2 * gae(rewards + 1, values, next_values, no_end, no_end, gamma=0.9, lam=0.9)
 
-    found = torch.compile(around, backend=graphs)(rewards)
-    torch.testing.assert_close(found, around(rewards))
-    assert len(graphs.operations) == 2, "one before and one behind, nothing of what is between"
+    compiled = torch.compile(scaled_gae, backend=graphs)(rewards)
+    torch.testing.assert_close(compiled, scaled_gae(rewards))
+    assert len(graphs.operations) == 2, "one before and one after, none of gae itself"
 
     of = layout()
     logits = random_logits(of, 3, draws())
     masks = random_inputs(of, 3, draws()).masks
-    none = Masks(torch.zeros_like(masks.op), masks.slot, masks.others)
+    without_ops = Masks(torch.zeros_like(masks.op), masks.slot, masks.others)
 
-    def judged(masks: Masks) -> torch.Tensor:
+    def entropy(masks: Masks) -> torch.Tensor:
         return FactoredDistribution(logits, masks, of, {}, True).entropy()
 
     with pytest.raises(ValueError, match="without a legal option"):
-        torch.compile(judged, backend=graphs)(none)
+        torch.compile(entropy, backend=graphs)(without_ops)
     assert not any("isfinite" in name or "tolist" in name for name in graphs.operations)
 
 
 # ---------------------------------------------------------------- checkpoints
 
 
-def test_every_version_of_checkpoints_is_written_down() -> None:
-    rows = [line.split("|")[1].strip() for line in (checkpoint.__doc__ or "").splitlines() if line.startswith("| ")]
+def test_every_version_of_checkpoints_is_documented() -> None:
+    rows = [line.split("|")[1].strip() for line in (metadata.__doc__ or "").splitlines() if line.startswith("| ")]
     assert rows == ["version", *map(str, range(1, VERSION + 1))]
 
 
-def test_another_width_of_features_or_memory_is_refused(tmp_path: Path) -> None:
-    run(tmp_path, rounds=1)
-    assert read_checkpoint(tmp_path / LAST)["esper"]["layout"]["base"] == 4
+def test_other_sizes_of_features_or_lstm_are_refused(tmp_path: Path) -> None:
+    train_and_save(tmp_path, rounds=1)
+    assert read_checkpoint(tmp_path / LAST).metadata.layout.base == 4
     for key in ("base", "slot"):
-        world = Locks()
-        world.layout = replace(world.layout, **{key: 9})
+        env = MatchingEnv()
+        env.layout = replace(env.layout, **{key: 9})
         with pytest.raises(ValueError, match=rf"^{key}: this run has 9, but the checkpoint"):
-            restore_module(learner(world), tmp_path / LAST)
+            restore_module(make_module(env), tmp_path / LAST)
     with pytest.raises(ValueError, match=r"^policy.hidden=24: the checkpoint .* has 16"):
-        restore_module(learner(Locks(), net={"hidden": 24}), tmp_path / LAST)
+        restore_module(make_module(MatchingEnv(), network={"hidden": 24}), tmp_path / LAST)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_compilation_begins_only_when_a_checkpoints_weights_are_in(tmp_path: Path) -> None:
-    trained = run(tmp_path, rounds=1, net={"layers": 0})
-    graphs, fresh = Graphs(), learner(Locks(), seed=9, net={"layers": 0})
+def test_compilation_starts_after_the_weights_of_a_checkpoint_are_loaded(tmp_path: Path) -> None:
+    trained = train_and_save(tmp_path, rounds=1, network={"layers": 0})
+    graphs, fresh = GraphRecorder(), make_module(MatchingEnv(), run_seed=9, network={"layers": 0})
     fresh.policy.compile(backend=graphs)
     restore_module(fresh, tmp_path / LAST)
     assert graphs.operations == []
     inputs = random_inputs(fresh.policy.layout, 2, draws())
-    given = (inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], fresh.policy.begin(2))
-    torch.testing.assert_close(fresh.policy(*given).value, trained.policy(*given).value)
+    arguments = (inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], fresh.policy.begin(2))
+    torch.testing.assert_close(fresh.policy(*arguments).value, trained.policy(*arguments).value)
     assert graphs.operations
     torch.save({"esper": {"version": VERSION + 1}}, tmp_path / "newer.ckpt")
     with pytest.raises(ValueError, match=rf"reads 1 to {VERSION}"):
         restore_module(fresh, tmp_path / "newer.ckpt")
 
 
-def test_the_mode_of_compilation_is_saved_and_a_restored_policy_has_its_own(
+def test_the_mode_of_compilation_is_saved_and_a_restored_policy_uses_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(Policy, "compile", lambda self, **options: asked.append(options["mode"]))
-    run(tmp_path, rounds=1, net={"compile": "max-autotune"})
-    assert read_checkpoint(tmp_path / LAST)["esper"]["compile"] == "max-autotune"
-    fresh = learner(Locks(), net={"compile": "max-autotune"})
+    modes: list[Any] = []
+    monkeypatch.setattr(Policy, "compile", lambda self, **options: modes.append(options["mode"]))
+    train_and_save(tmp_path, rounds=1, network={"compile": "max-autotune"})
+    assert read_checkpoint(tmp_path / LAST).metadata.compile == "max-autotune"
+    fresh = make_module(MatchingEnv(), network={"compile": "max-autotune"})
     restore_module(fresh, tmp_path / LAST)
-    assert asked == ["max-autotune", "max-autotune"]
+    assert modes == ["max-autotune", "max-autotune"]
     assert fresh.policy.compile_mode == "max-autotune"
-    assert "mode of compilation" in (checkpoint.__doc__ or "")
-    assert "a resumed run compiles by its own configuration" in " ".join((checkpoint.__doc__ or "").split())
+    documented = " ".join((CheckpointMetadata.__doc__ or "").split())
+    assert "mode of compilation" in documented
+    assert "a resumed run compiles by its own configuration" in documented
 
 
-def test_a_checkpoints_weights_are_let_go_once_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tmp_path, rounds=1)
-    held: list[Any] = []
+def test_the_weights_of_a_checkpoint_are_freed_after_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_and_save(tmp_path, rounds=1)
+    weights: list[Any] = []
 
-    def watched(path: Path) -> dict[str, Any]:
-        found = read_checkpoint(path)
-        held.extend(weakref.ref(value) for value in found["state_dict"].values())
-        return found
+    def read_and_track(path: Path) -> Checkpoint:
+        content = read_checkpoint(path)
+        weights.extend(weakref.ref(value) for value in content.state_dict.values())
+        return content
 
-    monkeypatch.setattr(checkpoint, "read_checkpoint", watched)
-    fresh = learner(Locks(), seed=9)
+    monkeypatch.setattr(checkpoint, "read_checkpoint", read_and_track)
+    fresh = make_module(MatchingEnv(), run_seed=9)
     restore_module(fresh, tmp_path / LAST)
     gc.collect()
-    assert held
-    assert not any(reference() is not None for reference in held)
+    assert weights
+    assert not any(reference() is not None for reference in weights)
     fresh.configure_optimizers()
     assert fresh.optimizer_state is None
 
 
-def test_the_heads_reported_are_the_head_tables_and_the_value() -> None:
-    world = Locks(actions="full")
-    module = learner(world)
-    fit(module, world, rounds=1)
+def test_metrics_are_reported_for_the_heads_of_the_head_table_and_the_critic() -> None:
+    env = MatchingEnv(actions="full")
+    module = make_module(env)
+    fit(module, env, rounds=1)
     for group in ("policy/entropy_", "policy/kl_", "policy/clipped_"):
         found = {name.removeprefix(group) for name in module.latest_metrics if name.startswith(group)}
         assert found - {"bonus", "stop"} == set(HEAD_NAMES)

@@ -7,42 +7,42 @@ import torch
 
 from esper.ppo import AtomicCheckpointIO, CheckpointCallback, Collector, restore_module
 from esper.ppo.checkpoint import BEST, LAST, read_checkpoint
-from tests.ppo.fixtures_environments import Locks, learner, trainer
+from tests.ppo.fixtures_environments import MatchingEnv, make_module, make_trainer
 
 
-def run(directory: Path, rounds: int = 2, **changes: Any) -> Any:
-    world = Locks()
-    module = learner(world, **changes)
+def train_and_save(directory: Path, rounds: int = 2, **changes: Any) -> Any:
+    env = MatchingEnv()
+    module = make_module(env, **changes)
     callback = CheckpointCallback(directory, every=1, best="episode/score")
-    fitting = trainer(rounds, callbacks=[callback], plugins=[AtomicCheckpointIO()])
-    fitting.fit(module, datamodule=Collector(world, run_seed=0, warmup=2))
+    trainer = make_trainer(rounds, callbacks=[callback], plugins=[AtomicCheckpointIO()])
+    trainer.fit(module, datamodule=Collector(env, run_seed=0, warmup=2))
     return module
 
 
-def plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
     if isinstance(value, dict):
-        return all(plain(key) and plain(item) for key, item in value.items())
+        return all(is_plain(key) and is_plain(item) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return all(map(plain, value))
+        return all(map(is_plain, value))
     return value is None or type(value) in (int, float, bool, str, torch.Tensor)
 
 
-def test_a_checkpoint_is_plain_data_and_says_what_it_is(tmp_path: Path) -> None:
-    module = run(tmp_path)
-    found = torch.load(tmp_path / LAST, weights_only=True)
-    assert plain({key: value for key, value in found.items() if key != "state_dict"})
-    about = found["esper"]
-    assert about["version"] == 2
-    assert about["layout"] == module.policy.layout.to_dict()
-    assert about["sizes"]["hidden"] == 16
-    assert about["counters"]["rounds"] == 2
-    assert {"policy.base_statistics.mean", "scale.statistics.variance"} <= set(found["state_dict"])
-    assert about["generator"].dtype == torch.uint8
+def test_a_checkpoint_is_plain_data_with_metadata(tmp_path: Path) -> None:
+    module = train_and_save(tmp_path)
+    content = torch.load(tmp_path / LAST, weights_only=True)
+    assert is_plain({key: value for key, value in content.items() if key != "state_dict"})
+    metadata = content["esper"]
+    assert metadata["version"] == 2
+    assert metadata["layout"] == module.policy.layout.to_dict()
+    assert metadata["sizes"]["hidden"] == 16
+    assert metadata["counters"]["rounds"] == 2
+    assert {"policy.base_statistics.mean", "scale.statistics.variance"} <= set(content["state_dict"])
+    assert metadata["generator"].dtype == torch.uint8
 
 
-def test_a_restored_module_is_where_the_saved_one_was(tmp_path: Path) -> None:
-    module = run(tmp_path)
-    fresh = learner(Locks(), seed=9)
+def test_a_restored_module_equals_the_saved_one(tmp_path: Path) -> None:
+    module = train_and_save(tmp_path)
+    fresh = make_module(MatchingEnv(), run_seed=9)
     torch.manual_seed(1)
     restore_module(fresh, tmp_path / LAST)
     for name, value in module.state_dict().items():
@@ -52,8 +52,8 @@ def test_a_restored_module_is_where_the_saved_one_was(tmp_path: Path) -> None:
     assert len(optimizer.state) == len(list(fresh.policy.parameters()))
 
 
-def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
-    run(tmp_path, rounds=4)
+def test_the_best_and_the_last_are_saved(tmp_path: Path) -> None:
+    train_and_save(tmp_path, rounds=4)
     best, last = read_checkpoint(tmp_path / BEST), read_checkpoint(tmp_path / LAST)
     assert last.metadata.counters.rounds == 4
     assert best.metadata.counters.rounds <= 4
@@ -61,28 +61,28 @@ def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
     assert isinstance(state["highest"], float)
 
 
-def test_a_kill_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tmp_path, rounds=1)
+def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_and_save(tmp_path, rounds=1)
 
-    def killed(descriptor: int) -> None:
+    def interrupt(descriptor: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "fsync", killed)
+    monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         AtomicCheckpointIO().save_checkpoint({"esper": {"version": 1}}, tmp_path / LAST)
     assert read_checkpoint(tmp_path / LAST).metadata.counters.rounds == 1
 
 
-def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no checkpoint"):
+def test_a_file_that_is_not_a_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the checkpoint does not exist"):
         read_checkpoint(tmp_path / "none.ckpt")
     (tmp_path / "noise.ckpt").write_bytes(b"not a checkpoint at all")
-    with pytest.raises(ValueError, match="no checkpoint that can be read"):
+    with pytest.raises(ValueError, match="is not a readable checkpoint"):
         read_checkpoint(tmp_path / "noise.ckpt")
-    run(tmp_path, rounds=1)
+    train_and_save(tmp_path, rounds=1)
     whole = (tmp_path / LAST).read_bytes()
     (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError, match="it is truncated"):
         read_checkpoint(tmp_path / "cut.ckpt")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
     with pytest.raises(ValueError, match="not of esper"):
@@ -93,40 +93,40 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path: Path) -> Non
 
 
 def test_code_in_a_checkpoint_is_never_executed(tmp_path: Path) -> None:
-    class Trap:
+    class Payload:
         def __reduce__(self) -> Any:
-            return os.mkdir, (str(tmp_path / "trapped"),)
+            return os.mkdir, (str(tmp_path / "executed"),)
 
-    torch.save({"esper": {"version": 1}, "trap": Trap()}, tmp_path / "trap.ckpt")
-    with pytest.raises(ValueError, match="no checkpoint that can be read"):
-        read_checkpoint(tmp_path / "trap.ckpt")
-    assert not (tmp_path / "trapped").exists()
+    torch.save({"esper": {"version": 1}, "payload": Payload()}, tmp_path / "payload.ckpt")
+    with pytest.raises(ValueError, match="is not a readable checkpoint"):
+        read_checkpoint(tmp_path / "payload.ckpt")
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize(("key", "value"), [("hidden", 32), ("layers", 2), ("head_hidden", 40)])
-def test_another_size_is_refused_by_its_key(tmp_path: Path, key: str, value: int) -> None:
-    run(tmp_path, rounds=1)
-    other = learner(Locks(), net={key: value})
+def test_another_size_is_refused_with_its_key(tmp_path: Path, key: str, value: int) -> None:
+    train_and_save(tmp_path, rounds=1)
+    other = make_module(MatchingEnv(), network={key: value})
     with pytest.raises(ValueError, match=rf"policy.{key}={value}: the checkpoint .* has"):
         restore_module(other, tmp_path / LAST)
 
 
-def test_another_layout_is_refused_by_what_differs(tmp_path: Path) -> None:
-    run(tmp_path, rounds=1)
-    other = learner(Locks(actions="full"))
+def test_another_layout_is_refused_with_what_differs(tmp_path: Path) -> None:
+    train_and_save(tmp_path, rounds=1)
+    other = make_module(MatchingEnv(actions="full"))
     with pytest.raises(ValueError, match="options: this run has"):
         restore_module(other, tmp_path / LAST)
 
 
 def test_slots_in_another_order_are_refused(tmp_path: Path) -> None:
-    run(tmp_path, rounds=1)
-    world = Locks()
-    world.layout = type(world.layout)(**{**vars(world.layout), "slots": world.layout.slots[::-1]})
+    train_and_save(tmp_path, rounds=1)
+    env = MatchingEnv()
+    env.layout = type(env.layout)(**{**vars(env.layout), "slots": env.layout.slots[::-1]})
     with pytest.raises(ValueError, match="slots: this run has"):
-        restore_module(learner(world), tmp_path / LAST)
+        restore_module(make_module(env), tmp_path / LAST)
 
 
-def test_the_best_of_another_metric_does_not_count(tmp_path: Path) -> None:
+def test_the_best_value_of_another_metric_is_not_restored(tmp_path: Path) -> None:
     by_score, by_return = (
         CheckpointCallback(tmp_path, every=1, best=name) for name in ("episode/score", "episode/return")
     )
@@ -135,14 +135,14 @@ def test_the_best_of_another_metric_does_not_count(tmp_path: Path) -> None:
     assert by_return._highest is None
 
 
-def test_a_restored_optimizer_decays_as_this_run_says(tmp_path: Path) -> None:
-    run(tmp_path, rounds=1)
-    module = learner(Locks(), weight_decay=0.5)
+def test_a_restored_optimizer_has_the_weight_decay_of_this_run(tmp_path: Path) -> None:
+    train_and_save(tmp_path, rounds=1)
+    module = make_module(MatchingEnv(), weight_decay=0.5)
     restore_module(module, tmp_path / LAST)
     groups = {group["name"]: group["weight_decay"] for group in module.configure_optimizers().param_groups}
     assert groups["critic"] == 0.5
 
 
-def test_saving_less_often_than_every_round_is_a_whole_number() -> None:
+def test_an_interval_below_1_is_refused() -> None:
     with pytest.raises(ValueError, match=r"callbacks.checkpoints.every=0"):
         CheckpointCallback("x", every=0, best=None)

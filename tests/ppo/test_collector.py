@@ -5,10 +5,10 @@ import torch
 
 from esper.ppo import Collector, RoundLoader, StoppedError
 from esper.rng import derive_seed
-from tests.ppo.fixtures_environments import Locks, fit, learner, played, settings, trainer
+from tests.ppo.fixtures_environments import MatchingEnv, fit, make_module, make_settings, make_trainer, run_round
 
 
-def test_the_train_dataloader_has_length_1_and_plays_anew_each_time() -> None:
+def test_a_round_loader_has_a_length_and_runs_a_round_each_time() -> None:
     count = []
     rounds = RoundLoader([lambda: count.append(1)])  # type: ignore[list-item, return-value]
     assert len(rounds) == 1
@@ -18,26 +18,26 @@ def test_the_train_dataloader_has_length_1_and_plays_anew_each_time() -> None:
     assert count == [1, 1]
 
 
-def test_each_round_is_played_by_the_policy_that_the_last_update_left() -> None:
-    """A rollout fetched ahead of its time would hold log-probabilities of older weights."""
-    world = Locks()
-    module = learner(world)
-    seen = []
+def test_each_round_is_run_by_the_policy_after_the_last_update() -> None:
+    """A prefetched rollout would have log-probabilities of older weights."""
+    env = MatchingEnv()
+    module = make_module(env)
+    is_equal = []
     original = module.training_step
 
     def spy(rollout: object, batch_idx: int) -> None:
-        again = played(module, Locks(), seeds=rollout.episode_seeds)  # type: ignore[attr-defined]
-        seen.append(torch.equal(again.log_prob, rollout.log_prob))  # type: ignore[attr-defined]
+        again = run_round(module, MatchingEnv(), episode_seeds=rollout.episode_seeds)  # type: ignore[attr-defined]
+        is_equal.append(torch.equal(again.log_prob, rollout.log_prob))  # type: ignore[attr-defined]
         original(rollout, batch_idx)  # type: ignore[arg-type]
 
     module.training_step = spy  # type: ignore[assignment, method-assign]
-    fit(module, world, rounds=3)
-    assert seen == [True, True, True]
+    fit(module, env, rounds=3)
+    assert is_equal == [True, True, True]
 
 
-def test_episodes_of_differing_length_are_padded_rows() -> None:
-    world = Locks(envs=3, steps=5)
-    rollout = played(learner(world), world)
+def test_episodes_of_different_length_are_padded_rows() -> None:
+    env = MatchingEnv(envs=3, steps=5)
+    rollout = run_round(make_module(env), env)
     assert rollout.valid.sum(1).tolist() == [5, 4, 5]
     assert rollout.terminated.sum(1).tolist() == [1, 1, 1]
     assert rollout.terminated[1, 3]
@@ -45,93 +45,93 @@ def test_episodes_of_differing_length_are_padded_rows() -> None:
 
 
 def test_the_value_after_each_action_is_that_of_the_next_observation() -> None:
-    world = Locks(end="truncate")
-    module = learner(world)
-    rollout = played(module, world)
+    env = MatchingEnv(end="truncate")
+    module = make_module(env)
+    rollout = run_round(module, env)
     assert torch.equal(rollout.next_value[0, :-1], rollout.value[0, 1:])
     assert rollout.truncated[0, -1]
     base, slots = rollout.base[:1], rollout.slots[:1]
     with torch.no_grad():
         output = module.policy(base, slots, rollout.blueprints[:1], module.policy.begin(1))
-        last = world._inputs()
-        after = module.policy(last.base[:1, None], last.slots[:1, None], last.blueprints[:1, None], output.state)
-    torch.testing.assert_close(rollout.next_value[0, -1], after.value[0, 0])
+        last = env._inputs()
+        following = module.policy(last.base[:1, None], last.slots[:1, None], last.blueprints[:1, None], output.state)
+    torch.testing.assert_close(rollout.next_value[0, -1], following.value[0, 0])
 
 
-def test_an_episode_cut_off_by_the_rooms_end_is_truncated() -> None:
-    world = Locks(steps=5)
-    world.steps = 3
-    rollout = played(learner(world), world)
+def test_an_episode_that_reaches_the_last_step_is_truncated() -> None:
+    env = MatchingEnv(steps=5)
+    env.steps = 3
+    rollout = run_round(make_module(env), env)
     assert rollout.truncated[:, -1].all()
     assert not rollout.terminated.any()
 
 
-def test_training_and_validation_never_share_a_seed_and_training_seeds_go_on() -> None:
-    world, seen = Locks(), []
-    module = learner(world)
+def test_training_and_validation_have_different_episode_seeds_and_training_never_repeats_one() -> None:
+    env, rounds = MatchingEnv(), []
+    module = make_module(env)
 
-    class Notes:
-        def on_round_start(self, kind: str, seeds: list[int], steps: int) -> None:
-            seen.append((kind, list(seeds)))
+    class SeedListener:
+        def on_round_start(self, kind: str, episode_seeds: list[int], steps: int) -> None:
+            rounds.append((kind, list(episode_seeds)))
 
         def on_step(self, action: torch.Tensor, step: object) -> None: ...
 
         def on_round_end(self, rollout: object) -> None: ...
 
-    collector = Collector(world, run_seed=3, warmup=0, listeners=[Notes()])
-    trainer(2, limit_val_batches=1.0).fit(module, datamodule=collector)
-    training = [seeds for kind, seeds in seen if kind == "training"]
+    collector = Collector(env, run_seed=3, warmup=0, listeners=[SeedListener()])
+    make_trainer(2, limit_val_batches=1.0).fit(module, datamodule=collector)
+    training = [seeds for kind, seeds in rounds if kind == "training"]
     assert [seed for seeds in training for seed in seeds] == [derive_seed("training", 3, index) for index in range(8)]
-    held_out = [seeds for kind, seeds in seen if kind in ("sampled", "greedy")]
+    held_out = [seeds for kind, seeds in rounds if kind in ("sampled", "greedy")]
     assert len(held_out) == 4
     assert all(seeds == held_out[0] for seeds in held_out)
     assert not set(held_out[0]) & {seed for seeds in training for seed in seeds}
 
 
-def test_validation_changes_nothing() -> None:
+def test_validation_does_not_change_training() -> None:
     weights = []
     for batches in (0, 1.0):
-        world = Locks()
-        module = learner(world)
-        fit(module, world, rounds=2, warmup=3, limit_val_batches=batches)
+        env = MatchingEnv()
+        module = make_module(env)
+        fit(module, env, rounds=2, warmup=3, limit_val_batches=batches)
         weights.append(module.state_dict())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_statistics_are_frozen_in_a_rollout_and_taken_in_before_the_update() -> None:
-    world = Locks()
-    module = learner(world)
-    rollout = played(module, world)
+def test_statistics_are_constant_in_a_rollout_and_updated_before_the_update() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    rollout = run_round(module, env)
     assert module.policy.base_statistics.count == 0
     assert torch.equal(rollout.base, rollout.raw_base)
-    fit(module, world, rounds=1, warmup=0)
+    fit(module, env, rounds=1, warmup=0)
     assert module.policy.base_statistics.count == 4 * 5 - 1
-    assert not torch.equal(played(module, world).base, rollout.base)
+    assert not torch.equal(run_round(module, env).base, rollout.base)
 
 
-def test_a_warm_up_gives_the_first_statistics_and_is_played_once() -> None:
-    world = Locks()
-    module = learner(world)
-    fit(module, world, rounds=2, warmup=2)
+def test_a_warm_up_gives_the_first_statistics_and_runs_once() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    fit(module, env, rounds=2, warmup=2)
     assert module.policy.base_statistics.count == 2 * 4 + 2 * 19
 
 
-def test_a_run_that_had_warmed_up_when_it_was_stopped_does_not_warm_up_again() -> None:
-    world = Locks()
-    module = learner(world)
-    fit(module, world, rounds=1, warmup=2)
+def test_a_run_that_stopped_after_its_warm_up_does_not_warm_up_again() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    fit(module, env, rounds=1, warmup=2)
     module.counters.rounds = 0
-    fit(module, world, rounds=1, warmup=2)
+    fit(module, env, rounds=1, warmup=2)
     assert module.policy.base_statistics.count == 2 * 4 + 2 * 19
 
 
-def test_a_round_is_closed_before_a_run_stops_in_its_validation() -> None:
-    world, seen = Locks(), []
-    module = learner(world)
+def test_a_run_that_stops_in_validation_finishes_the_validation() -> None:
+    env, rounds = MatchingEnv(), []
+    module = make_module(env)
 
-    class Impatient:
-        def on_round_start(self, kind: str, seeds: list[int], steps: int) -> None:
-            seen.append(kind)
+    class StoppingListener:
+        def on_round_start(self, kind: str, episode_seeds: list[int], steps: int) -> None:
+            rounds.append(kind)
             if kind == "sampled":
                 collector.stop_reason = "SIGINT"
 
@@ -139,42 +139,42 @@ def test_a_round_is_closed_before_a_run_stops_in_its_validation() -> None:
 
         def on_round_end(self, rollout: object) -> None: ...
 
-    collector = Collector(world, run_seed=0, warmup=0, listeners=[Impatient()])
+    collector = Collector(env, run_seed=0, warmup=0, listeners=[StoppingListener()])
     with pytest.raises(StoppedError):
-        trainer(3, limit_val_batches=1.0).fit(module, datamodule=collector)
-    assert seen == ["training", "sampled", "greedy"]
+        make_trainer(3, limit_val_batches=1.0).fit(module, datamodule=collector)
+    assert rounds == ["training", "sampled", "greedy"]
     assert module.counters.rounds == 1
 
 
-def test_a_run_that_should_stop_stops_between_two_steps() -> None:
-    world = Locks()
-    module = learner(world)
-    collector = Collector(world, run_seed=0, warmup=0)
+def test_a_requested_stop_ends_the_run_before_an_update() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    collector = Collector(env, run_seed=0, warmup=0)
     collector.stop_reason = "SIGINT"
     with pytest.raises(StoppedError, match="SIGINT"):
-        trainer().fit(module, datamodule=collector)
+        make_trainer().fit(module, datamodule=collector)
     assert module.counters.rounds == 0
 
 
-def test_a_budget_of_decisions_is_never_passed() -> None:
-    world = Locks()
-    module = learner(world)
-    collector = Collector(world, run_seed=0, warmup=0, budget=60)
-    trainer(100).fit(module, datamodule=collector)
+def test_a_budget_of_decisions_is_never_exceeded() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    collector = Collector(env, run_seed=0, warmup=0, budget=60)
+    make_trainer(100).fit(module, datamodule=collector)
     assert module.counters.decisions == 57, "three rounds of 19; a fourth might take 20"
 
 
 def test_a_policy_for_slots_in_another_order_is_refused() -> None:
-    world = Locks()
-    module = learner(world)
-    world.layout = replace(world.layout, slots=world.layout.slots[::-1])
-    with pytest.raises(ValueError, match="policy: was built for other slots"):
-        played(module, world)
+    env = MatchingEnv()
+    module = make_module(env)
+    env.layout = replace(env.layout, slots=env.layout.slots[::-1])
+    with pytest.raises(ValueError, match="policy: its slots, heads and features must be those of the environment"):
+        run_round(module, env)
 
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"collector.warmup=-1"):
-        Collector(Locks(), run_seed=0, warmup=-1)
+        Collector(MatchingEnv(), run_seed=0, warmup=-1)
     for change, sentence in (
         ({"epochs": 0}, "ppo.epochs=0: must be a whole number of at least 1"),
         ({"lr": 0.0}, "ppo.lr=0.0: must be above 0"),
@@ -183,10 +183,10 @@ def test_bad_settings_are_refused() -> None:
         ({"value_loss": "cubic"}, "ppo.value_loss=cubic: must be one of clipped, huber, squared"),
         ({"head_weighting": "none"}, "ppo.head_weighting=none: must be one of active, joint"),
         ({"value_target": "all"}, "ppo.value_target=all: must be one of episode, rest, null"),
-        ({"value_target": "episode", "gamma": 0.9}, "ppo.value_target=episode: must be rest where gamma=0.9 discounts"),
+        ({"value_target": "episode", "gamma": 0.9}, "ppo.value_target=episode: must be rest if gamma=0.9 is not 1"),
         ({"entropy": -1.0}, "ppo.entropy=-1.0: must be at least 0"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            settings(**change)
-    with pytest.raises(ValueError, match=r"ppo.entropy_weights: slt is no head"):
-        learner(Locks(), entropy_weights={"slt": 1.0})
+            make_settings(**change)
+    with pytest.raises(ValueError, match=r"ppo.entropy_weights: slt is not a head"):
+        make_module(MatchingEnv(), entropy_weights={"slt": 1.0})

@@ -5,10 +5,10 @@ import torch
 
 from esper.ppo.losses import (
     LOG_RATIO_BOUND,
-    annealed,
+    anneal,
     explained_variance,
     masked_mean,
-    normalised,
+    normalise,
     surrogate,
     value_loss,
 )
@@ -38,10 +38,10 @@ def test_only_active_head_steps_count_in_loss_kl_and_clipping() -> None:
     ratio = (log_prob - old).exp().detach()
     torch.testing.assert_close(part.kl, ((ratio - 1 - ratio.log()) * active).sum(0))
     assert torch.equal(part.clipped, (((ratio - 1).abs() > 0.2) & active).sum(0))
-    assert part.largest == ratio.where(active, 1.0).amax()
+    assert part.ratio_max == ratio.where(active, 1.0).amax()
 
 
-def test_an_absurd_ratio_stays_finite() -> None:
+def test_the_loss_of_a_huge_ratio_is_finite() -> None:
     log_prob = torch.tensor([[500.0]], requires_grad=True)
     part = surrogate(log_prob, torch.zeros(1, 1), torch.tensor([-1.0]), torch.ones(1, 1, dtype=torch.bool), clip=0.2)
     part.loss.sum().backward()
@@ -57,10 +57,10 @@ def test_no_active_step_gives_exactly_0_and_no_nan() -> None:
     mean.sum().backward()
     assert mean.tolist() == [0, 0]
     assert log_prob.grad is not None
-    assert not log_prob.grad.any(), "every head stays in the graph, with nothing to learn"
+    assert not log_prob.grad.any(), "every head stays in the graph, with a gradient of 0"
 
 
-def test_clipped_value_loss_takes_the_worse_of_both() -> None:
+def test_clipped_value_loss_is_the_larger_of_both() -> None:
     values, old = torch.tensor([0.0, 3.0, 0.3]), torch.zeros(3)
     returns, valid = torch.tensor([1.0, 3.0, 1.0]), torch.ones(3, dtype=torch.bool)
     losses = [
@@ -70,22 +70,22 @@ def test_clipped_value_loss_takes_the_worse_of_both() -> None:
     assert losses == pytest.approx([0.5, 0.5 * 2.5**2, 0.5 * 0.49])
 
 
-def test_huber_is_straight_beyond_its_bound_and_squared_never() -> None:
+def test_huber_is_linear_beyond_its_bound_and_squared_is_not() -> None:
     values, returns, valid = torch.zeros(2), torch.tensor([0.5, 10.0]), torch.ones(2, dtype=torch.bool)
     assert value_loss(values, values, returns, valid, kind="huber", bound=1.0).item() == pytest.approx(0.125 + 9.5)
     assert value_loss(values, values, returns, valid, kind="squared", bound=1.0).item() == pytest.approx(0.125 + 50)
 
 
-def test_invalid_steps_have_no_value_loss_even_if_not_finite() -> None:
+def test_invalid_steps_have_no_value_loss_even_if_non_finite() -> None:
     values = torch.tensor([1.0, torch.nan], requires_grad=True)
     valid = torch.tensor([True, False])
     for kind in ("huber", "clipped", "squared"):
         assert value_loss(values, torch.zeros(2), torch.zeros(2), valid, kind=kind, bound=1.0).isfinite()
 
 
-def test_advantages_that_hardly_differ_are_not_blown_up() -> None:
+def test_advantages_that_hardly_differ_are_not_amplified() -> None:
     advantages = torch.tensor([1e-6, -1e-6])
-    scaled = normalised(advantages, torch.tensor(0.0), torch.tensor(1e-6), min_std=1e-3)
+    scaled = normalise(advantages, torch.tensor(0.0), torch.tensor(1e-6), min_std=1e-3)
     assert scaled.abs().max() == pytest.approx(1e-3)
 
 
@@ -95,9 +95,9 @@ def test_explained_variance_is_1_for_perfect_values_and_0_where_nothing_varies()
     assert explained_variance(torch.tensor(0.0), torch.tensor(0.0)) == 0
 
 
-def test_annealing_is_straight_and_stays_at_its_end() -> None:
-    assert [annealed(1.0, 0.0, 4, done) for done in (0, 1, 4, 9)] == [1.0, 0.75, 0.0, 0.0]
-    assert annealed(1.0, None, 4, 9) == 1.0
+def test_annealing_is_linear_and_then_constant() -> None:
+    assert [anneal(1.0, 0.0, 4, done) for done in (0, 1, 4, 9)] == [1.0, 0.75, 0.0, 0.0]
+    assert anneal(1.0, None, 4, 9) == 1.0
 
 
 def test_losses_run_on_the_meta_device() -> None:

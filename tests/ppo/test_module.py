@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,56 +10,56 @@ from esper.ppo import PPO, DivergedError, ReturnScale, Rollout
 from esper.ppo.module import ADAM_EPS, KL_MARGIN, PATIENCE
 from esper.ppo.update import StepCounts, minibatch_loss, prepare_targets
 from tests.controllers.fixtures_policies import draws
-from tests.ppo.fixtures_environments import Locks, fit, learner, played, settings
+from tests.ppo.fixtures_environments import MatchingEnv, fit, make_module, make_settings, run_round
 
 
-def ready(world: Locks | None = None, **changes: Any) -> tuple[PPO, Rollout, Any]:
-    world = world or Locks()
-    module = learner(world, **changes)
-    rollout = played(module, world)
+def prepare(env: MatchingEnv | None = None, **changes: Any) -> tuple[PPO, Rollout, Any]:
+    env = env or MatchingEnv()
+    module = make_module(env, **changes)
+    rollout = run_round(module, env)
     return module, rollout, prepare_targets(rollout, module.policy, module.scale, module.settings)
 
 
-def loss_of(module: PPO, rollout: Rollout, targets: Any, rows: torch.Tensor | None = None) -> Any:
+def compute_loss(module: PPO, rollout: Rollout, targets: Any, rows: torch.Tensor | None = None) -> Any:
     rows = torch.arange(len(rollout.episode_seeds)) if rows is None else rows
     counts = StepCounts.of(rollout, targets, rows)
     return minibatch_loss(module.policy, rollout, targets, rows, counts, module.settings, 0.01)
 
 
 @pytest.mark.parametrize("actions", ["core", "full"])
-def test_before_the_first_step_every_ratio_is_1_and_the_kl_0(actions: str) -> None:
-    module, rollout, targets = ready(Locks(actions=actions))
-    _, figures = loss_of(module, rollout, targets)
-    assert figures.largest.item() == pytest.approx(1, abs=1e-5)
-    assert figures.smallest.item() == pytest.approx(1, abs=1e-5)
-    assert figures.kl.sum().item() == pytest.approx(0, abs=1e-6)
+def test_before_the_first_optimizer_step_every_ratio_is_1_and_the_kl_is_0(actions: str) -> None:
+    module, rollout, targets = prepare(MatchingEnv(actions=actions))
+    _, metrics = compute_loss(module, rollout, targets)
+    assert metrics.ratio_max.item() == pytest.approx(1, abs=1e-5)
+    assert metrics.ratio_min.item() == pytest.approx(1, abs=1e-5)
+    assert metrics.kl.sum().item() == pytest.approx(0, abs=1e-6)
 
 
-def test_a_second_round_too_starts_at_ratio_1_though_the_statistics_have_moved() -> None:
-    world = Locks()
-    module = learner(world)
-    fit(module, world, rounds=2, warmup=2)
-    rollout = played(module, world)
-    _, figures = loss_of(module, rollout, prepare_targets(rollout, module.policy, module.scale, module.settings))
-    assert figures.largest.item() == pytest.approx(1, abs=1e-5)
+def test_a_later_round_starts_at_ratio_1_after_the_statistics_have_changed() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    fit(module, env, rounds=2, warmup=2)
+    rollout = run_round(module, env)
+    _, metrics = compute_loss(module, rollout, prepare_targets(rollout, module.policy, module.scale, module.settings))
+    assert metrics.ratio_max.item() == pytest.approx(1, abs=1e-5)
 
 
-def test_a_head_learns_only_from_steps_where_it_took_part() -> None:
-    """With WAIT everywhere, slot and blueprint have nothing to learn from the advantages; the op has."""
-    _, rollout, targets = ready()
-    waited = rollout.action[..., 0] == 0
-    assert not targets.active[waited][:, 1:].any()
-    assert targets.active[waited & rollout.valid][:, 0].all()
+def test_a_head_is_active_only_on_steps_whose_op_uses_it() -> None:
+    """On steps with WAIT only the op is active."""
+    _, rollout, targets = prepare()
+    is_wait = rollout.action[..., 0] == 0
+    assert not targets.active[is_wait][:, 1:].any()
+    assert targets.active[is_wait & rollout.valid][:, 0].all()
     assert not targets.active[~rollout.valid].any()
 
 
-def test_heads_that_no_op_asked_get_no_gradient_from_the_surrogate_but_stay_in_the_graph() -> None:
-    module, rollout, targets = ready()
+def test_heads_that_no_op_uses_have_a_surrogate_gradient_of_0_but_stay_in_the_graph() -> None:
+    module, rollout, targets = prepare()
     rollout.action.zero_()
     targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     rows = torch.arange(4)
     loss, _ = minibatch_loss(
-        module.policy, rollout, targets, rows, StepCounts.of(rollout, targets, rows), module.settings, bonus=0.0
+        module.policy, rollout, targets, rows, StepCounts.of(rollout, targets, rows), module.settings, entropy_bonus=0.0
     )
     loss.backward()
     for name, head in module.policy.heads.items():
@@ -67,34 +68,34 @@ def test_heads_that_no_op_asked_get_no_gradient_from_the_surrogate_but_stay_in_t
             assert bool(parameter.grad.any()) is (name == "op")
 
 
-def test_pieces_of_a_minibatch_add_up_to_the_whole() -> None:
-    module, rollout, targets = ready()
+def test_the_losses_of_chunks_add_up_to_that_of_the_minibatch() -> None:
+    module, rollout, targets = prepare()
     module.settings = replace(module.settings, accumulate=1)
-    whole, figures = loss_of(module, rollout, targets)
+    whole, metrics = compute_loss(module, rollout, targets)
     rows = torch.arange(4)
     counts = StepCounts.of(rollout, targets, rows)
     parts = [
-        minibatch_loss(module.policy, rollout, targets, some, counts, module.settings, 0.01) for some in rows.split(1)
+        minibatch_loss(module.policy, rollout, targets, chunk, counts, module.settings, 0.01) for chunk in rows.split(1)
     ]
     torch.testing.assert_close(sum(loss for loss, _ in parts), whole)
     total = parts[0][1]
-    for _, more in parts[1:]:
-        total = total + more
-    torch.testing.assert_close(total.entropy, figures.entropy)
-    torch.testing.assert_close(total.clipped, figures.clipped)
+    for _, other in parts[1:]:
+        total = total + other
+    torch.testing.assert_close(total.entropy, metrics.entropy)
+    torch.testing.assert_close(total.clipped, metrics.clipped)
 
 
 @pytest.mark.parametrize("change", [{"accumulate": 4}, {"accumulate": 2}])
-def test_accumulating_by_episodes_changes_no_result(change: dict[str, int]) -> None:
-    plain, pieces = learner(Locks()), learner(Locks(), **change)
-    for module in (plain, pieces):
-        fit(module, Locks(), rounds=2)
-    for mine, theirs in zip(plain.policy.parameters(), pieces.policy.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
+def test_gradient_accumulation_does_not_change_the_result(change: dict[str, int]) -> None:
+    plain, chunked = make_module(MatchingEnv()), make_module(MatchingEnv(), **change)
+    for module in (plain, chunked):
+        fit(module, MatchingEnv(), rounds=2)
+    for expected, parameter in zip(plain.policy.parameters(), chunked.policy.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, atol=1e-4, rtol=1e-3)
 
 
-def test_a_heads_loss_is_its_mean_over_active_steps_or_over_all() -> None:
-    module, rollout, targets = ready(entropy=0.0, value_coef=0.0)
+def test_the_loss_of_a_head_is_its_mean_over_active_steps_or_over_all() -> None:
+    module, rollout, targets = prepare(entropy=0.0, value_coef=0.0)
     rows = torch.arange(4)
     rollout.log_prob -= 0.05
     counts = StepCounts.of(rollout, targets, rows)
@@ -110,212 +111,210 @@ def test_a_heads_loss_is_its_mean_over_active_steps_or_over_all() -> None:
     assert losses["joint"] == pytest.approx((by_head / rollout.valid.sum()).sum().item(), rel=1e-3)
 
 
-def test_a_critic_of_whole_episodes_learns_what_they_come_to_and_one_of_the_rest_what_is_left() -> None:
+def test_the_value_target_is_the_return_of_the_episode_or_of_its_rest() -> None:
     for value_target in ("episode", "rest"):
-        module, rollout, _ = ready(value_target=value_target, lam=1.0, gamma=1.0)
+        module, rollout, _ = prepare(value_target=value_target, lam=1.0, gamma=1.0)
         targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
-        wholes, rests = rollout.reward.sum(1, keepdim=True), rollout.reward.flip(1).cumsum(1).flip(1)
-        wanted = (wholes if value_target == "episode" else rests).expand_as(rollout.reward)
-        found = module.scale.unscaled(targets.returns)
-        torch.testing.assert_close(found[rollout.valid], wanted[rollout.valid], atol=1e-4, rtol=1e-4)
+        episode_returns, rest_returns = rollout.reward.sum(1, keepdim=True), rollout.reward.flip(1).cumsum(1).flip(1)
+        expected = (episode_returns if value_target == "episode" else rest_returns).expand_as(rollout.reward)
+        returns = module.scale.denormalise(targets.returns)
+        torch.testing.assert_close(returns[rollout.valid], expected[rollout.valid], atol=1e-4, rtol=1e-4)
 
 
-def test_what_was_paid_already_teaches_nothing_whatever_the_critic_foretells() -> None:
-    module, rollout, _ = ready(value_target="rest", gamma=1.0)
-    paid = rollout.reward.cumsum(1)
+def test_collected_reward_does_not_change_advantages_for_either_value_target() -> None:
+    module, rollout, _ = prepare(value_target="rest", gamma=1.0)
+    collected = rollout.reward.cumsum(1)
     shifted = replace(
         rollout,
-        value=module.scale.scaled(module.scale.unscaled(rollout.value) + paid - rollout.reward),
-        next_value=module.scale.scaled(module.scale.unscaled(rollout.next_value) + paid),
+        value=module.scale.normalise(module.scale.denormalise(rollout.value) + collected - rollout.reward),
+        next_value=module.scale.normalise(module.scale.denormalise(rollout.next_value) + collected),
     )
-    whole, _, _ = ready(value_target="episode", gamma=1.0)
-    whole.scale.load_state_dict(module.scale.state_dict())
+    episode_module, _, _ = prepare(value_target="episode", gamma=1.0)
+    episode_module.scale.load_state_dict(module.scale.state_dict())
     rest = prepare_targets(rollout, module.policy, module.scale, module.settings)
-    same = prepare_targets(shifted, whole.policy, whole.scale, whole.settings)
-    torch.testing.assert_close(same.advantages, rest.advantages, atol=1e-4, rtol=1e-4)
-    for figure in ("losses/explained_variance", "policy/return_mean", "policy/value_std"):
-        assert same.figures[figure] == pytest.approx(rest.figures[figure], abs=1e-4)
+    episode = prepare_targets(shifted, episode_module.policy, episode_module.scale, episode_module.settings)
+    torch.testing.assert_close(episode.advantages, rest.advantages, atol=1e-4, rtol=1e-4)
+    for name in ("losses/explained_variance", "policy/return_mean", "policy/value_std"):
+        assert episode.metrics[name] == pytest.approx(rest.metrics[name], abs=1e-4)
 
 
-def test_whole_episodes_are_foretold_where_nothing_is_discounted() -> None:
-    assert settings(value_target=None, gamma=1.0).predicts_episode_return
-    assert not settings(value_target=None, gamma=0.99).predicts_episode_return
-    assert not settings(value_target="rest", gamma=1.0).predicts_episode_return
+def test_the_default_value_target_is_the_episode_if_gamma_is_1() -> None:
+    assert make_settings(value_target=None, gamma=1.0).predicts_episode_return
+    assert not make_settings(value_target=None, gamma=0.99).predicts_episode_return
+    assert not make_settings(value_target="rest", gamma=1.0).predicts_episode_return
 
 
 def test_advantages_are_normalised_over_decision_steps_only() -> None:
-    _, _, targets = ready()
+    _, _, targets = prepare()
     chosen = targets.advantages[targets.decision]
     assert chosen.mean().item() == pytest.approx(0, abs=1e-5)
     assert chosen.std(unbiased=False).item() == pytest.approx(1, abs=1e-4)
     assert torch.equal(targets.decision, targets.active.any(-1))
 
 
-def test_an_update_stops_before_the_step_that_would_follow_too_large_a_kl() -> None:
-    world = Locks()
-    free, held = learner(world, epochs=10, target_kl=None), learner(world, epochs=10, target_kl=1e-4)
-    for module in (free, held):
-        fit(module, Locks(), rounds=1)
-    assert free.counters.updates == 10
-    assert free.latest_metrics["policy/kl_stop"] == 0
-    assert 1 <= held.counters.updates < 10
-    assert held.latest_metrics["policy/kl_stop"] == 1
-    assert held.latest_metrics["policy/kl"] > KL_MARGIN * 1e-4
+def test_an_update_stops_before_the_next_step_when_the_kl_is_too_large() -> None:
+    env = MatchingEnv()
+    unlimited, limited = make_module(env, epochs=10, target_kl=None), make_module(env, epochs=10, target_kl=1e-4)
+    for module in (unlimited, limited):
+        fit(module, MatchingEnv(), rounds=1)
+    assert unlimited.counters.updates == 10
+    assert unlimited.latest_metrics["policy/kl_stop"] == 0
+    assert 1 <= limited.counters.updates < 10
+    assert limited.latest_metrics["policy/kl_stop"] == 1
+    assert limited.latest_metrics["policy/kl"] > KL_MARGIN * 1e-4
     assert KL_MARGIN == 1.5
 
 
-def test_minibatches_are_whole_episodes_in_an_order_of_the_rounds_own() -> None:
-    seen: list[list[int]] = []
-    world = Locks()
-    module = learner(world, epochs=2, minibatches=2, target_kl=None)
-    original = module._gradients
+def test_minibatches_are_whole_episodes_shuffled_in_every_pass() -> None:
+    minibatches: list[list[int]] = []
+    env = MatchingEnv()
+    module = make_module(env, epochs=2, minibatches=2, target_kl=None)
+    original = module._compute_gradients
 
     def spy(rollout: Rollout, targets: Any, rows: torch.Tensor) -> Any:
-        seen.append(rows.tolist())
+        minibatches.append(rows.tolist())
         return original(rollout, targets, rows)
 
-    module._gradients = spy  # type: ignore[method-assign]
-    fit(module, world, rounds=2)
-    passes = [sorted(seen[i] + seen[i + 1]) for i in range(0, len(seen), 2)]
+    module._compute_gradients = spy  # type: ignore[method-assign]
+    fit(module, env, rounds=2)
+    passes = [sorted(minibatches[i] + minibatches[i + 1]) for i in range(0, len(minibatches), 2)]
     assert passes == [[0, 1, 2, 3]] * 4
-    assert len({tuple(map(tuple, seen[i : i + 2])) for i in range(0, 8, 2)}) > 1
+    assert len({tuple(map(tuple, minibatches[i : i + 2])) for i in range(0, 8, 2)}) > 1
 
 
-def broken(module: PPO, times: int) -> list[int]:
-    """Let the gradients of the first so many minibatches be not finite."""
-    original, left = module._gradients, [times]
+def break_gradients(module: PPO, times: int) -> None:
+    """Make the gradient norm of the first minibatches NaN, `times` times."""
+    original, calls = module._compute_gradients, count()
 
-    def gradients(*given: Any) -> Any:
-        figures, norm = original(*given)
-        left[0] -= 1
-        return figures, float("nan") if left[0] >= 0 else norm
+    def compute_gradients(*args: Any) -> Any:
+        metrics, norm = original(*args)
+        return metrics, float("nan") if next(calls) < times else norm
 
-    module._gradients = gradients  # type: ignore[method-assign]
-    return left
+    module._compute_gradients = compute_gradients  # type: ignore[method-assign]
 
 
-def test_a_minibatch_that_is_not_finite_is_skipped_and_counted() -> None:
-    world = Locks()
-    module = learner(world, epochs=2, target_kl=None)
+def test_a_minibatch_with_non_finite_values_is_skipped_and_counted() -> None:
+    env = MatchingEnv()
+    module = make_module(env, epochs=2, target_kl=None)
     before = [parameter.clone() for parameter in module.policy.features.parameters()]
-    broken(module, 2)
-    fit(module, world, rounds=1)
+    break_gradients(module, 2)
+    fit(module, env, rounds=1)
     assert module.counters.skipped == 2
     assert module.counters.updates == 0
-    assert module.latest_metrics["policy/kl"] != module.latest_metrics["policy/kl"], "no update has no figures"
+    assert module.latest_metrics["policy/kl"] != module.latest_metrics["policy/kl"], "without an update there is no KL"
     assert all(torch.equal(a, b) for a, b in zip(before, module.policy.features.parameters(), strict=True))
-    fit(module, world, rounds=1)
+    fit(module, env, rounds=1)
     assert module.counters.bad == 0
     assert module.counters.updates == 2
 
 
-class Windfall(Locks):
-    """Pays without measure in its first round."""
+class InfiniteRewardEnv(MatchingEnv):
+    """Has infinite rewards in its first round."""
 
     rounds = 0
 
-    def reset(self, seeds: Any) -> Any:
+    def reset(self, episode_seeds: Any) -> Any:
         self.rounds += 1
-        return super().reset(seeds)
+        return super().reset(episode_seeds)
 
     def step(self, action: torch.Tensor) -> Any:
-        paid = super().step(action)
-        return replace(paid, reward=paid.reward * torch.inf) if self.rounds == 1 else paid
+        result = super().step(action)
+        return replace(result, reward=result.reward * torch.inf) if self.rounds == 1 else result
 
 
-def test_a_round_that_is_not_finite_leaves_weights_and_statistics_as_they_were() -> None:
-    world = Windfall()
-    module = learner(world, epochs=2)
+def test_a_round_with_non_finite_values_changes_neither_weights_nor_statistics() -> None:
+    env = InfiniteRewardEnv()
+    module = make_module(env, epochs=2)
     before = {name: value.clone() for name, value in module.state_dict().items() if "_statistics" not in name}
-    fit(module, world, rounds=1)
+    fit(module, env, rounds=1)
     assert module.counters.skipped == 2
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items() if name in before)
-    fit(module, world, rounds=1)
+    fit(module, env, rounds=1)
     assert module.counters.updates > 0
     assert all(value.isfinite().all() for value in module.state_dict().values())
 
 
-def test_three_bad_updates_in_a_row_stop_the_run_with_a_sentence() -> None:
-    world = Locks()
-    module = learner(world, epochs=1)
-    broken(module, 100)
-    with pytest.raises(DivergedError, match=r"3 updates in a row.*not finite.*after round 3"):
-        fit(module, world, rounds=10)
+def test_three_consecutive_bad_updates_stop_the_run_with_a_sentence() -> None:
+    env = MatchingEnv()
+    module = make_module(env, epochs=1)
+    break_gradients(module, 100)
+    with pytest.raises(DivergedError, match=r"3 consecutive updates had non-finite.*after round 3"):
+        fit(module, env, rounds=10)
     assert module.counters.rounds == PATIENCE == 3
 
 
-def test_only_the_critic_decays_and_adam_has_its_epsilon() -> None:
-    module = learner(Locks(), weight_decay=0.1)
+def test_only_the_critic_has_weight_decay_and_adam_has_its_epsilon() -> None:
+    module = make_module(MatchingEnv(), weight_decay=0.1)
     groups = {group["name"]: group for group in module.configure_optimizers().param_groups}
     assert {name: group["weight_decay"] for name, group in groups.items()} == {"actor": 0, "critic": 0.1, "shared": 0}
     assert all(group["eps"] == ADAM_EPS == 1e-5 for group in groups.values())
-    held = [parameter for group in groups.values() for parameter in group["params"]]
-    assert len(held) == len(set(map(id, held))) == len(list(module.policy.parameters()))
+    grouped = [parameter for group in groups.values() for parameter in group["params"]]
+    assert len(grouped) == len(set(map(id, grouped))) == len(list(module.policy.parameters()))
 
 
-def test_every_head_reports_entropy_kl_and_gradient_by_the_head_tables_names() -> None:
-    world = Locks(actions="full")
-    module = learner(world)
-    fit(module, world, rounds=1)
+def test_entropy_kl_and_gradient_are_reported_for_every_head_of_the_head_table() -> None:
+    env = MatchingEnv(actions="full")
+    module = make_module(env)
+    fit(module, env, rounds=1)
     for head in HEAD_NAMES:
         assert {f"policy/entropy_{head}", f"policy/kl_{head}", f"health/gradient_{head}"} <= set(module.latest_metrics)
     assert module.latest_metrics["health/gradient_norm"] >= module.latest_metrics["health/gradient_op"]
-    assert sum(module.latest_metrics[f"policy/op_{op}"] for op in world.layout.ops) == pytest.approx(1)
+    assert sum(module.latest_metrics[f"policy/op_{op}"] for op in env.layout.ops) == pytest.approx(1)
 
 
-def test_the_learning_rate_and_entropy_bonus_follow_rounds_done_and_nothing_else() -> None:
-    world = Locks()
-    module = learner(world, lr=1e-3, lr_final=5e-4, lr_rounds=2, entropy=0.1, entropy_final=0.0, entropy_rounds=4)
-    seen = []
+def test_the_entropy_bonus_depends_only_on_the_number_of_finished_rounds() -> None:
+    env = MatchingEnv()
+    module = make_module(env, lr=1e-3, lr_final=5e-4, lr_rounds=2, entropy=0.1, entropy_final=0.0, entropy_rounds=4)
+    bonuses = []
     for _ in range(3):
-        fit(module, world, rounds=1)
-        seen.append(module.latest_metrics["policy/entropy_bonus"])
-    assert seen == pytest.approx([0.1, 0.075, 0.05])
+        fit(module, env, rounds=1)
+        bonuses.append(module.latest_metrics["policy/entropy_bonus"])
+    assert bonuses == pytest.approx([0.1, 0.075, 0.05])
 
 
-def test_the_critics_values_stay_what_they_are_when_the_return_scale_moves() -> None:
-    module = learner(Locks())
+def test_values_of_the_critic_do_not_change_with_the_return_scale() -> None:
+    module = make_module(MatchingEnv())
     core = torch.randn(5, 16, generator=draws())
-    before = module.scale.unscaled(module.policy.critic(core))
+    before = module.scale.denormalise(module.policy.critic(core))
     module.scale.fold(torch.tensor([4.0, 40.0, 500.0], dtype=torch.float64), module.policy.critic)
     assert module.scale.mean == 10
     assert module.scale.std == 5
-    torch.testing.assert_close(module.scale.unscaled(module.policy.critic(core)), before, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(module.scale.denormalise(module.policy.critic(core)), before, atol=1e-4, rtol=1e-4)
 
 
-def test_returns_survive_scaling() -> None:
+def test_denormalise_inverts_normalise() -> None:
     scale = ReturnScale()
     returns = torch.tensor([3.0, -1.0])
-    assert torch.equal(scale.scaled(returns), returns), "until returns were seen"
+    assert torch.equal(scale.normalise(returns), returns), "before any return"
     scale.statistics.mean.fill_(2.0)
     scale.statistics.variance.fill_(9.0)
-    torch.testing.assert_close(scale.unscaled(scale.scaled(returns)), returns)
+    torch.testing.assert_close(scale.denormalise(scale.normalise(returns)), returns)
 
 
-def test_hosts_are_no_parameters_of_the_module() -> None:
-    world = Locks()
-    module = learner(world)
-    collector = fit(module, world, rounds=1)
-    assert collector.environment is world
+def test_the_state_dict_has_policy_and_return_scale_only() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    collector = fit(module, env, rounds=1)
+    assert collector.environment is env
     assert {name.split(".")[0] for name in module.state_dict()} == {"policy", "scale"}
 
 
 def test_the_loss_runs_on_the_meta_device() -> None:
-    module, rollout, targets = ready(net={"validate": False})
+    module, rollout, targets = prepare(network={"validate": False})
     meta = torch.device("meta")
     module.to(meta)
     moved = {name: value.to(meta) for name, value in vars(targets).items() if isinstance(value, torch.Tensor)}
-    loss, _ = loss_of(module, rollout.to(meta), replace(targets, **moved), torch.arange(4, device=meta))
+    loss, _ = compute_loss(module, rollout.to(meta), replace(targets, **moved), torch.arange(4, device=meta))
     loss.backward()
     assert all(parameter.grad is not None for parameter in module.policy.parameters())
 
 
-def test_it_learns_heads_that_depend_on_each_other_behind_masks() -> None:
-    """Waiting pays 0, guessing 1 in 6, knowing slot and blueprint 1 each step."""
-    world = Locks(envs=16, steps=4)
-    module = learner(world, lr=1e-2, entropy=0.01, entropy_final=None)
-    fit(module, world, rounds=1)
+def test_ppo_learns_masked_heads_that_depend_on_each_other() -> None:
+    """Expected reward per step: 0 for WAIT, 1/6 for a random germination, 1 for the right slot and blueprint."""
+    env = MatchingEnv(envs=16, steps=4)
+    module = make_module(env, lr=1e-2, entropy=0.01, entropy_final=None)
+    fit(module, env, rounds=1)
     first = module.latest_metrics["episode/score"]
-    fit(module, world, rounds=39)
+    fit(module, env, rounds=39)
     assert first < 1.5
     assert module.latest_metrics["episode/score"] > 3.4, "of 4, or of 3 in the episode that ends early"

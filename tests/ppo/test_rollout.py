@@ -4,7 +4,7 @@ import torch
 from esper.controllers import PolicyController
 from esper.ppo import PADDING_OPTION, Rollout
 from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
-from tests.ppo.fixtures_environments import Locks, learner, played
+from tests.ppo.fixtures_environments import MatchingEnv, make_module, run_round
 
 
 @pytest.mark.parametrize("slots", [3, 4, 5])
@@ -18,14 +18,14 @@ def test_unused_steps_have_exactly_the_padding_option_legal(actions: str, slots:
     assert not rollout.valid.any()
 
 
-def test_only_living_episodes_are_written() -> None:
+def test_only_episodes_that_are_alive_are_written() -> None:
     of = layout()
     net = policy(of)
     rollout = Rollout.empty([0, 1], 2, of, net.begin(2))
     inputs, controller = random_inputs(of, 2, draws()), PolicyController(net, greedy=False)
-    choice, _ = controller.decide(inputs, controller.begin([0, 1]))
-    rollout.write(0, choice, torch.tensor([True, False]))
-    rollout.pay(0, torch.ones(2), torch.tensor([True, True]), torch.zeros(2, dtype=torch.bool))
+    decision, _ = controller.decide(inputs, controller.begin([0, 1]))
+    rollout.write_decision(0, decision, torch.tensor([True, False]))
+    rollout.write_result(0, torch.ones(2), torch.tensor([True, True]), torch.zeros(2, dtype=torch.bool))
     assert torch.equal(rollout.raw_base[0, 0], inputs.base[0])
     assert not rollout.raw_base[1].any()
     assert rollout.valid.tolist() == [[True, False], [False, False]]
@@ -33,28 +33,28 @@ def test_only_living_episodes_are_written() -> None:
     assert rollout.terminated[:, 0].tolist() == [True, False]
 
 
-def test_there_is_room_for_so_many_steps_and_no_more() -> None:
+def test_a_step_beyond_the_allocated_steps_is_refused() -> None:
     of = layout()
     net = policy(of)
     rollout = Rollout.empty([0], 1, of, net.begin(1))
     inputs, controller = random_inputs(of, 1, draws()), PolicyController(net, greedy=True)
-    choice, _ = controller.decide(inputs, controller.begin([0]))
-    with pytest.raises(ValueError, match="step 1 is beyond the 1"):
-        rollout.write(1, choice, torch.ones(1, dtype=torch.bool))
+    decision, _ = controller.decide(inputs, controller.begin([0]))
+    with pytest.raises(ValueError, match=r"rollout: step=1: must be below 1"):
+        rollout.write_decision(1, decision, torch.ones(1, dtype=torch.bool))
 
 
-def test_a_state_of_other_episodes_is_refused() -> None:
-    with pytest.raises(ValueError, match="of 3 episodes, but there are 2"):
+def test_an_initial_state_for_another_number_of_episodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="of 3 episodes, but episode_seeds has 2"):
         Rollout.empty([0, 1], 2, layout(), policy().begin(3))
 
 
-def test_only_the_state_at_the_start_is_kept() -> None:
-    world = Locks()
-    rollout = played(learner(world), world)
-    assert all(part.shape == (1, world.envs, 16) and not part.any() for part in rollout.state)
+def test_only_the_initial_state_is_stored() -> None:
+    env = MatchingEnv()
+    rollout = run_round(make_module(env), env)
+    assert all(part.shape == (1, env.envs, 16) and not part.any() for part in rollout.state)
 
 
-def test_moving_to_where_it_is_copies_nothing() -> None:
+def test_moving_to_the_same_device_copies_nothing() -> None:
     rollout = Rollout.empty([0], 1, layout(), policy().begin(1))
     assert rollout.to(torch.device("cpu")) is rollout
     moved = rollout.to(torch.device("meta"))

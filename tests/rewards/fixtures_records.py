@@ -1,4 +1,4 @@
-"""Step records made by hand."""
+"""Step records with chosen values: one environment, three slots."""
 
 from dataclasses import replace
 
@@ -10,11 +10,12 @@ from esper.lifecycle import ActionSpace, Slots, Stage
 from esper.observation import HostMeasurements
 from tests.lifecycle.fixtures_slots import act, space
 
-HERE = torch.tensor([[True, False, False]])
+FIRST_SLOT = torch.tensor([[True, False, False]])
 
 
 def measured(envs: int = 1, slots: int = 3, **values: float | Tensor) -> HostMeasurements:
-    by_slot = {"contribution", "progress", "seed_gradient_norm", "seed_health", "promise"}
+    """Measurements with default values; those of slots are NaN."""
+    by_slot = {"contribution", "progress", "seed_gradient_norm", "seed_health", "isolated_gain"}
     result = {}
     for name in HostMeasurements.__dataclass_fields__:
         shape = (envs, slots) if name in by_slot else (envs,)
@@ -25,8 +26,8 @@ def measured(envs: int = 1, slots: int = 3, **values: float | Tensor) -> HostMea
 
 
 def seed(stage: Stage, **values: float) -> Slots:
-    """Three slots, a seed in the first."""
-    return Slots.empty(1, 3).where(HERE, stage=stage, **values)
+    """Three slots with a seed in the first."""
+    return Slots.empty(1, 3).where(FIRST_SLOT, stage=stage, **values)
 
 
 def record(
@@ -40,10 +41,10 @@ def record(
     now: HostMeasurements | None = None,
     entered: dict[Stage, Tensor] | None = None,
     rollback: int = 0,
-    ended: bool = False,
-    chosen: ActionSpace | None = None,
+    is_last: bool = False,
+    action_space: ActionSpace | None = None,
 ) -> StepRecord:
-    chosen = chosen or space("core")
+    action_space = action_space or space("core")
     before = before or Slots.empty(1, 3)
     flags = torch.zeros(1, 3, len(Stage), dtype=torch.bool)
     for stage, where in (entered or {}).items():
@@ -51,7 +52,7 @@ def record(
     return StepRecord(
         step=step,
         steps=steps,
-        decision=chosen.decode(act(chosen, action or {"op": "WAIT"})),
+        decision=action_space.decode(act(action_space, action or {"op": "WAIT"})),
         before=before,
         during=before,
         after=after or before,
@@ -62,7 +63,7 @@ def record(
         host_parameters=torch.tensor([1000.0]),
         seed_parameters=torch.zeros(1, 3),
         rollback=torch.tensor([rollback]),
-        terminated=torch.tensor([ended]),
+        terminated=torch.tensor([is_last]),
         truncated=torch.tensor([False]),
     )
 

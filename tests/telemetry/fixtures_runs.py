@@ -1,4 +1,4 @@
-"""A tiny run of growing hosts, in this process."""
+"""A tiny training run with growing hosts, in this process."""
 
 from pathlib import Path
 
@@ -14,5 +14,5 @@ TINY = (
 )  # fmt: skip
 
 
-def run(directory: Path, *overrides: str) -> dict[str, float]:
+def train_tiny(directory: Path, *overrides: str) -> dict[str, float]:
     return train(compose_config("run", [*TINY, *overrides]), directory, Console(quiet=True))

@@ -10,10 +10,10 @@ from esper.config import compose_config
 from esper.ppo import Collector
 from esper.telemetry import Anomalies, DetailWindow
 from esper.telemetry.checks import CHECKS, CheckState, Thresholds, check_all
-from tests.ppo.fixtures_environments import Locks, learner, trainer
-from tests.telemetry.fixtures_runs import run
+from tests.ppo.fixtures_environments import MatchingEnv, make_module, make_trainer
+from tests.telemetry.fixtures_runs import train_tiny
 
-SHIPPED: dict[str, Any] = dict(compose_config("run").callbacks.anomalies.thresholds)
+DEFAULTS: dict[str, Any] = dict(compose_config("run").callbacks.anomalies.thresholds)
 HEALTHY = {
     "policy/ratio_max": 1.6, "policy/ratio_min": 0.6, "policy/kl": 0.03, "losses/explained_variance": 0.8,
     "policy/entropy_op": 0.6, "policy/kl_op": 0.02, "policy/entropy_slot": 0.9, "policy/kl_slot": 0.01,
@@ -22,7 +22,7 @@ HEALTHY = {
     "losses/value": 0.2, "episode/return": 20.0, "episode/score": 35.0, "seeds/rollbacks": 0.0,
     "seeds/finding_reward_hacking": 0.5, "seeds/finding_ransomware": 0.0,
 }  # fmt: skip
-ILL = {
+ANOMALOUS = {
     "ratio_explosion": {"policy/ratio_max": 5.1},
     "ratio_collapse": {"policy/ratio_min": 0.09},
     "entropy_collapse": {"policy/entropy_op": 0.01},
@@ -38,91 +38,90 @@ ILL = {
 }
 
 
-def thresholds(**changes: Any) -> Thresholds:
-    return Thresholds(**{**SHIPPED, **changes})
+def make_thresholds(**changes: Any) -> Thresholds:
+    return Thresholds(**{**DEFAULTS, **changes})
 
 
-def rounds(
-    *figures: dict[str, float], remembered: CheckState | None = None, progress: float = 0.5, **changes: Any
+def check_rounds(
+    *changed: dict[str, float], state: CheckState | None = None, progress: float = 0.5, **changes: Any
 ) -> list[list[str]]:
-    """The names of what is found in each of some rounds."""
-    memory = remembered or CheckState()
+    """The names of the findings in each round; `changed` are the metrics that differ from healthy ones, by round."""
+    state = state or CheckState()
     return [
-        [finding.check for finding in check_all({**HEALTHY, **each}, thresholds(**changes), memory, progress, ())]
-        for each in figures
+        [finding.check for finding in check_all({**HEALTHY, **each}, make_thresholds(**changes), state, progress, ())]
+        for each in changed
     ]
 
 
-def test_a_healthy_run_is_silent() -> None:
-    assert rounds(*[{}] * 30) == [[]] * 30
+def test_a_healthy_run_has_no_findings() -> None:
+    assert check_rounds(*[{}] * 30) == [[]] * 30
 
 
 @pytest.mark.parametrize("name", list(CHECKS))
-def test_every_check_is_tripped_by_its_figure_and_by_nothing_else(name: str) -> None:
-    found = rounds(*[{}] * 6, *[ILL[name]] * 3)
+def test_every_check_finds_its_own_anomaly_and_no_other(name: str) -> None:
+    found = check_rounds(*[{}] * 6, *[ANOMALOUS[name]] * 3)
     assert found[:6] == [[]] * 6
     assert name in found[-1] or name in found[-3]
     assert {check for each in found for check in each} == {name}
 
 
-def test_a_collapse_needs_patience_is_told_once_and_again_only_after_recovery() -> None:
+def test_a_collapse_is_found_after_patience_and_again_only_after_recovery() -> None:
     low, between, well = ({"policy/entropy_op": value} for value in (0.05, 0.1, 0.13))
-    found = rounds(low, low, between, low, low, low, low, between, low, low, low, well, low, low, low)
-    told = [bool(each) for each in found]
-    assert [index for index, there in enumerate(told) if there] == [5, 14]
+    found = check_rounds(low, low, between, low, low, low, low, between, low, low, low, well, low, low, low)
+    assert [index for index, findings in enumerate(found) if findings] == [5, 14]
 
 
-def test_a_head_that_nobody_could_ask_has_not_collapsed() -> None:
+def test_a_head_that_was_never_available_has_not_collapsed() -> None:
     forced = {"policy/entropy_op": 0.0, "policy/available_op": 0.0}
-    assert rounds(*[forced] * 10) == [[]] * 10
+    assert check_rounds(*[forced] * 10) == [[]] * 10
 
 
-def test_what_a_critic_must_foretell_grows_with_the_run() -> None:
+def test_the_minimum_explained_variance_rises_during_the_run() -> None:
     poor = {"losses/explained_variance": -0.3}
     late = CheckState(rounds=50)
-    assert rounds(poor, remembered=late, progress=0.05) == [[]]
-    assert rounds(poor, remembered=late, progress=0.2) == [["value_collapse"]]
+    assert check_rounds(poor, state=late, progress=0.05) == [[]]
+    assert check_rounds(poor, state=late, progress=0.2) == [["value_collapse"]]
     middling = {"losses/explained_variance": 0.05}
-    assert rounds(middling, remembered=late, progress=0.5) == [[]]
-    assert rounds(middling, remembered=late, progress=0.9) == [["value_collapse"]]
-    assert rounds(poor, progress=0.9) == [[]], "not in its first rounds"
+    assert check_rounds(middling, state=late, progress=0.5) == [[]]
+    assert check_rounds(middling, state=late, progress=0.9) == [["value_collapse"]]
+    assert check_rounds(poor, progress=0.9) == [[]], "not in the first rounds"
 
 
-def test_gradients_are_held_against_their_own_moving_average() -> None:
+def test_the_gradient_norm_is_compared_with_its_moving_average() -> None:
     steady = [{"health/gradient_norm": 50.0}] * 10
-    assert rounds(*steady)[-1] == []
+    assert check_rounds(*steady)[-1] == []
     grown = [{"health/gradient_norm": 1.0 * 1.3**index} for index in range(15)]
-    assert rounds(*grown) == [[]] * 15, "it follows slow growth"
-    assert rounds(*steady, {"health/gradient_norm": 5.0})[-1] == ["gradient_drift"]
+    assert check_rounds(*grown) == [[]] * 15, "the average follows slow growth"
+    assert check_rounds(*steady, {"health/gradient_norm": 5.0})[-1] == ["gradient_drift"]
 
 
-def test_thresholds_are_configuration() -> None:
-    assert rounds({"policy/ratio_max": 3.0}) == [[]]
-    assert rounds({"policy/ratio_max": 3.0}, ratio_high=2.0) == [["ratio_explosion"]]
-    assert rounds(*[{"policy/entropy_op": 0.3}] * 3, entropy={"other": 0.4})[-1] == ["entropy_collapse"]
+def test_thresholds_are_configurable() -> None:
+    assert check_rounds({"policy/ratio_max": 3.0}) == [[]]
+    assert check_rounds({"policy/ratio_max": 3.0}, ratio_high=2.0) == [["ratio_explosion"]]
+    assert check_rounds(*[{"policy/entropy_op": 0.3}] * 3, entropy={"other": 0.4})[-1] == ["entropy_collapse"]
 
 
-def test_checks_without_their_figure_say_nothing() -> None:
-    assert check_all({}, thresholds(), CheckState(), 0.5, ()) == []
+def test_checks_without_their_metric_find_nothing() -> None:
+    assert check_all({}, make_thresholds(), CheckState(), 0.5, ()) == []
 
 
 def test_checks_can_be_switched_off() -> None:
-    figures = {**HEALTHY, **ILL["kl_spike"]}
-    assert check_all(figures, thresholds(), CheckState(), 0.5, ("kl_spike",)) == []
+    metrics = {**HEALTHY, **ANOMALOUS["kl_spike"]}
+    assert check_all(metrics, make_thresholds(), CheckState(), 0.5, ("kl_spike",)) == []
 
 
-def watched(directory: Path, count: int = 4, **changes: Any) -> tuple[Any, DetailWindow]:
-    """A real run whose thresholds no policy can satisfy."""
-    attention, world = DetailWindow(), Locks()
-    given = {"thresholds": {**SHIPPED, "ratio_high": 0.5}, "off": [], "on": "log", "closely": 2, **changes}
-    callback = Anomalies(directory, attention, count, None, **given)
-    module = learner(world)
-    trainer(count, callbacks=[callback]).fit(module, datamodule=Collector(world, run_seed=0, warmup=0))
-    return module, attention
+def train_with_findings(directory: Path, count: int = 4, **changes: Any) -> tuple[Any, DetailWindow]:
+    """A run whose threshold of ratios every round exceeds."""
+    window, env = DetailWindow(), MatchingEnv()
+    arguments = {"thresholds": {**DEFAULTS, "ratio_high": 0.5}, "off": [], "on": "log", "detail_rounds": 2, **changes}
+    callback = Anomalies(directory, window, count, None, **arguments)
+    module = make_module(env)
+    make_trainer(count, callbacks=[callback]).fit(module, datamodule=Collector(env, run_seed=0, warmup=0))
+    return module, window
 
 
-def test_a_finding_is_a_line_with_the_offending_ratios_and_raises_attention(tmp_path: Path) -> None:
-    module, attention = watched(tmp_path)
+def test_a_finding_is_a_line_with_its_ratios_and_opens_the_detail_window(tmp_path: Path) -> None:
+    module, window = train_with_findings(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "anomalies.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines if line["check"] == "ratio_explosion"] == [1, 2, 3, 4]
     assert "explodes" in lines[0]["sentence"]
@@ -130,45 +129,45 @@ def test_a_finding_is_a_line_with_the_offending_ratios_and_raises_attention(tmp_
     assert lines[0]["ratios"]["above"] == len(lines[0]["ratios"]["listed"]) > 0
     assert set(lines[0]["ratios"]["listed"][0]) == {"episode", "step", "head", "option", "ratio"}
     assert module.latest_metrics["health/anomalies"] == len(lines)
-    assert attention.raised(6)
-    assert not attention.raised(7)
+    assert window.is_open(6)
+    assert not window.is_open(7)
 
 
-def test_a_run_can_be_made_to_stop_at_a_finding(tmp_path: Path) -> None:
-    module, _ = watched(tmp_path, on="stop")
+def test_a_run_can_stop_at_a_finding(tmp_path: Path) -> None:
+    module, _ = train_with_findings(tmp_path, on="stop")
     assert module.counters.rounds == 1
 
 
-def test_what_checks_remember_survives_a_checkpoint(tmp_path: Path) -> None:
+def test_the_state_of_checks_is_restored_from_a_checkpoint(tmp_path: Path) -> None:
     first, second = (
-        Anomalies(tmp_path, DetailWindow(), 9, None, thresholds=SHIPPED, off=[], on="log", detail_rounds=1)
+        Anomalies(tmp_path, DetailWindow(), 9, None, thresholds=DEFAULTS, off=[], on="log", detail_rounds=1)
         for _ in range(2)
     )
-    first._remembered.norm, first._remembered.low = 3.0, {"op": 2}
+    first._state.norm, first._state.low = 3.0, {"op": 2}
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second._remembered == first._remembered
+    assert second._state == first._state
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"off": ["nothing"]}, r"callbacks.anomalies.off=\['nothing'\]: nothing is none of ratio_explosion"),
+        ({"off": ["nothing"]}, r"callbacks.anomalies.off=\['nothing'\]: nothing must be one of ratio_explosion"),
         ({"on": "shout"}, r"callbacks.anomalies.on=shout: must be log or stop"),
-        ({"thresholds": {**SHIPPED, "value": []}}, r"callbacks.anomalies.thresholds: value must have a pair"),
+        ({"thresholds": {**DEFAULTS, "value": []}}, r"callbacks.anomalies.thresholds: value must have a pair"),
         ({"thresholds": {"kll": 1}}, r"callbacks.anomalies.thresholds: .*kll"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
-    given = {"thresholds": SHIPPED, "off": [], "on": "log", "closely": 1, **change}
+    arguments = {"thresholds": DEFAULTS, "off": [], "on": "log", "detail_rounds": 1, **change}
     with pytest.raises(ValueError, match=sentence):
-        Anomalies(tmp_path, DetailWindow(), 1, None, **given)
+        Anomalies(tmp_path, DetailWindow(), 1, None, **arguments)
 
 
-def test_a_finding_in_a_real_run_reaches_log_tensorboard_and_dashboards(
+def test_a_finding_is_reported_in_the_log_in_tensorboard_and_on_the_dashboard(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(tmp_path, "callbacks.anomalies.thresholds.ratio_high=0.5", "callbacks.dashboard.images=100")
+    train_tiny(tmp_path, "callbacks.anomalies.thresholds.ratio_high=0.5", "callbacks.dashboard.images=100")
     assert "round 1: a ratio explodes: policy/ratio_max is" in caplog.text
     events = EventAccumulator(str(tmp_path), size_guidance={"images": 0}).Reload()
     assert "anomaly/ratio_explosion/text_summary" in events.Tags()["tensors"]
-    assert len(events.Images("pictures/ops")) == 2, "drawn each round while attention is raised"
+    assert len(events.Images("pictures/ops")) == 2, "drawn each round in the detail window"

@@ -1,4 +1,4 @@
-"""Every blueprint under every blend is harmless at birth and alive at birth."""
+"""A new seed of every blueprint and blend changes no output and has a non-zero gradient."""
 
 import subprocess
 import sys
@@ -22,17 +22,17 @@ def test_a_new_seed_changes_neither_output_nor_shape(
 ) -> None:
     growing = model(topology, channels)
     x, _ = batch(topology)
-    alone = growing(x, {})
+    without_seed = growing(x, {})
     features = growing(x, {}, stop=MIDDLE[topology])
     growing.graft(MIDDLE[topology], blueprint, blend, rng_seed=1)
     for alpha in (0.0, 0.3, 1.0):
         with_seed = {MIDDLE[topology]: SeedSetting(Mode.BLENDED, alpha)}
-        assert torch.equal(growing(x, with_seed), alone)
+        assert torch.equal(growing(x, with_seed), without_seed)
         assert growing.seed(MIDDLE[topology])(features, alpha).shape == features.shape
 
 
 @each_case
-def test_a_new_seed_behind_the_host_has_a_sane_gradient(
+def test_a_new_isolated_seed_has_a_gradient_of_normal_size(
     topology: str, channels: int, blueprint: str, blend: Blend
 ) -> None:
     growing = model(topology, channels)
@@ -47,20 +47,20 @@ def test_a_new_seed_behind_the_host_has_a_sane_gradient(
 
 
 @each_case
-def test_a_seed_behind_the_host_leaves_its_loss_and_gradients_bit_equal(
+def test_an_isolated_seed_leaves_the_hosts_loss_and_gradients_bit_equal(
     topology: str, channels: int, blueprint: str, blend: Blend
 ) -> None:
-    alone, grown = model(topology, channels), model(topology, channels)
+    bare, grown = model(topology, channels), model(topology, channels)
     grown.graft(MIDDLE[topology], blueprint, blend, rng_seed=1)
-    before = backward(alone, {})
+    before = backward(bare, {})
     after = backward(grown, {MIDDLE[topology]: ISOLATED})
     assert torch.equal(before["host"], after["host"])
-    assert torch.equal(before["host"], after[MIDDLE[topology]])  # it is the identity still
-    assert all_equal(host_gradients(alone), host_gradients(grown))
-    assert all_equal(dict(alone.host.named_buffers()), dict(grown.host.named_buffers()))
+    assert torch.equal(before["host"], after[MIDDLE[topology]])  # a new seed is the identity
+    assert all_equal(host_gradients(bare), host_gradients(grown))
+    assert all_equal(dict(bare.host.named_buffers()), dict(grown.host.named_buffers()))
 
 
-def test_no_blueprint_ends_the_process_when_it_trains_on_detached_channels_last_features() -> None:
+def test_no_blueprint_crashes_the_process_when_it_trains_on_detached_channels_last_features() -> None:
     script = (
         "import torch; torch.set_num_threads(1)\n"
         "from esper.blueprints import blueprints\n"
@@ -70,6 +70,6 @@ def test_no_blueprint_ends_the_process_when_it_trains_on_detached_channels_last_
         "        entry.build(channels).to(memory_format=torch.channels_last)(x).sum().backward()\n"
         "    print(entry.name)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, f"crashed after {done.stdout.split()[-1:]}: {done.stderr}"
-    assert done.stdout.split() == list(blueprints("cnn"))
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, f"crashed after {result.stdout.split()[-1:]}: {result.stderr}"
+    assert result.stdout.split() == list(blueprints("cnn"))

@@ -1,4 +1,4 @@
-"""A blueprint of one's own: it keeps the shape of features, and changes nothing at birth."""
+"""A custom blueprint: it keeps the shape of the features, and a new seed is an identity."""
 
 import torch
 from torch import Tensor, nn
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from esper.blueprints import register
 
 
-@register("cnn", "cross", lambda channels: 6 * channels, "a row and a column of each channel")
-class Cross(nn.Module):
+@register("cnn", "custom_blueprint", lambda channels: 6 * channels, "depthwise 1x3 convolution, then depthwise 3x1")
+class CustomBlueprint(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.row = nn.Conv2d(channels, channels, (1, 3), padding=(0, 1), groups=channels, bias=False)

@@ -1,4 +1,4 @@
-"""A reward term of one's own: a pure function of what a step has led to."""
+"""A custom reward term: a pure function of the record of one step."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,12 @@ from esper.environment import StepRecord
 
 
 @dataclass(frozen=True)
-class Thrift:
-    """A price for each parameter that was added in this step, in thousands; weight is negative."""
+class ParameterCost:
+    """A cost for the parameters that one step adds.
+
+    Arguments:
+        weight: reward for each thousand parameters; negative
+    """
 
     weight: float
 

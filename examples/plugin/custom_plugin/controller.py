@@ -1,4 +1,4 @@
-"""A controller of one's own: it sees the same as every other, and answers with an action for each environment."""
+"""A custom controller: it reads the same observation as every controller and returns an action for each environment."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,13 @@ from esper.lifecycle import ActionSpace, Op
 from esper.observation import Observation
 
 
-class Gardener:
-    """Germinates one blueprint wherever it can, and fossilises as soon as it may."""
+class CustomController:
+    """Germinates one blueprint in every free slot, and fossilises each seed as soon as that is legal.
+
+    Arguments:
+        space: the ops, slots and blueprints to choose from
+        blueprint: the blueprint of every seed
+    """
 
     flops = 0
 
@@ -22,9 +27,9 @@ class Gardener:
         return None
 
     def act(self, observation: Observation, memory: None) -> tuple[Tensor, None]:
-        return torch.stack([self._one(observation, env) for env in range(len(observation.base))]), None
+        return torch.stack([self._choose(observation, env) for env in range(len(observation.base))]), None
 
-    def _one(self, observation: Observation, env: int) -> Tensor:
+    def _choose(self, observation: Observation, env: int) -> Tensor:
         for op in (Op.FOSSILIZE, Op.GERMINATE):
             for slot in self._space.slots:
                 if is_legal(self._space, observation.masks, env, op, slot):

@@ -1,0 +1,80 @@
+"""README and documentation: links, lists that must be complete, and a site that builds without warnings."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from esper.config import CONF
+from esper.evaluation.arms import ARMS
+
+PROJECT = Path(__file__).parent.parent
+DOCS = PROJECT / "docs"
+PAGES = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", PROJECT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that MkDocs and GitHub give to headings."""
+    outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", outside, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(PROJECT)))
+def test_every_link_of_a_page_leads_somewhere(path: Path) -> None:
+    for link in LINK.findall(path.read_text()):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (path.parent / place).resolve() if place else path
+        assert target.exists(), f"{path.name}: {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{path.name}: {link}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((PROJECT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = yaml.safe_load((PROJECT / "mkdocs.yml").read_text())["nav"]
+    listed = {next(iter(entry.values())) if isinstance(entry, dict) else entry for entry in navigation}
+    assert {path.name for path in DOCS.glob("*.md")} == listed
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    assert (tmp_path / "site" / "concepts" / "index.html").is_file()
+
+
+def test_the_evaluation_page_lists_every_arm() -> None:
+    text = page("evaluate.md")
+    table = text[text.index("| arm | what it is |") :]
+    assert [arm for arm in ARMS if f"`{arm}`" not in table] == []
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "form"),
+    [
+        ("host", "concepts.md", "| `{}` |"),
+        ("actions", "concepts.md", "| `{}` |"),
+        ("reward", "concepts.md", "`{}`"),
+        ("experiment", "train.md", "`{}`"),
+        ("sweep", "sweeps.md", "{}"),
+        ("data", "getting-started.md", "{}"),
+    ],
+)
+def test_a_page_lists_every_preset_of_a_group(group: str, name: str, form: str) -> None:
+    missing = [path.stem for path in (CONF / group).glob("*.yaml") if form.format(path.stem) not in page(name)]
+    assert missing == []
