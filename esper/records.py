@@ -13,9 +13,10 @@ from torch import Tensor
 
 from esper.environment import Environment, GrowthStep, RollbackReason
 from esper.lifecycle import ActionSpace, Blend, Rules, Stage, legal
+from esper.renames import rename_config
 
-VERSION = 3  # written
-READABLE = (2, VERSION)
+RECORD_VERSION = 3  # written
+READABLE = (2, RECORD_VERSION)
 HELD_OUT = (
     "greedy",
     "sampled",
@@ -24,7 +25,7 @@ MEASURED = (
     "train_loss", "train_accuracy", "loss", "accuracy", "score", "gradient_norm", "health", "parameters", "flops",
 )  # fmt: skip
 MEASURED_BY_SLOT = ("contribution", "progress", "seed_gradient_norm", "seed_health", "isolated_gain")
-RENAMED = {  # keys of version 2
+RENAMED_RECORD_KEYS = {  # keys of version 2
     "controller": "arm", "learner": "checkpoint", "seed": "episode_seed", "origin": "inputs_digest", "rule": "variant",
     "spent": "flops_by_part", "return": "episode_return", "parts": "reward_terms", "promise": "isolated_gain",
 }  # fmt: skip
@@ -135,7 +136,7 @@ class EpisodeRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data; optional fields with their default value are omitted."""
-        data: dict[str, Any] = {"version": VERSION}
+        data: dict[str, Any] = {"version": RECORD_VERSION}
         for item in fields(self):
             value = getattr(self, item.name)
             default = item.default_factory() if item.default_factory is not MISSING else item.default
@@ -150,7 +151,7 @@ class EpisodeRecord:
             raise ValueError("is not an episode record")
         version = saved.get("version")
         if not isinstance(version, int) or version not in READABLE:
-            raise ValueError(f"is an episode record of version {version}; must be {READABLE[0]} or {VERSION}")
+            raise ValueError(f"is an episode record of version {version}; must be {READABLE[0]} or {RECORD_VERSION}")
         values = _rename_keys(saved, version)
         invalid = [key for key, kind in REQUIRED.items() if key not in values or not isinstance(values[key], kind)]
         try:
@@ -161,8 +162,13 @@ class EpisodeRecord:
             names = ", ".join([*invalid, *([] if steps else ["steps"])])
             raise ValueError(f"is an episode record without a valid {names}")
         split = values.get("split", "test" if "test_score" in values else "validation")  # version 2 has no split
-        fossils = {slot: (blueprint, blend) for slot, (blueprint, blend) in values["fossils"].items()}
-        return cls(**{**_known_fields(cls, values), "fossils": fossils, "steps": steps, "split": split})
+        converted = {
+            "config": rename_config(values.get("config", {})) if version < RECORD_VERSION else values.get("config", {}),
+            "fossils": {slot: (blueprint, blend) for slot, (blueprint, blend) in values["fossils"].items()},
+            "split": split,
+            "steps": steps,
+        }
+        return cls(**{**_known_fields(cls, values), **converted})
 
 
 def _known_fields(kind: type, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +177,9 @@ def _known_fields(kind: type, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rename_keys(saved: Mapping[str, Any], version: int) -> Mapping[str, Any]:
-    return saved if version == VERSION else {RENAMED.get(key, key): value for key, value in saved.items()}
+    if version == RECORD_VERSION:
+        return saved
+    return {RENAMED_RECORD_KEYS.get(key, key): value for key, value in saved.items()}
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Names of version 0.1 and their new names: to name the new one in messages, and to read files of that version."""
 
 from fnmatch import fnmatchcase
+from typing import Any
 
 MODULES = {
     "esper.seeding": "esper.rng",
@@ -17,6 +18,8 @@ TARGETS = {  # values of `_target_`
     "esper.controllers.Heuristic": "esper.controllers.HeuristicController",
     "esper.controllers.Fragrow": "esper.controllers.FragrowController",
     "esper.controllers.Learned": "esper.controllers.PolicyController",
+    "esper.data.cifar10.load": "esper.data.cifar10.load_cifar10",
+    "esper.data.tinystories.load": "esper.data.tinystories.load_tinystories",
     "esper.growth.Schedule": "esper.growth.LRSchedule",
     "esper.gym.Gymnasium": "esper.gym.GymnasiumVectorEnv",
     "esper.ppo.Checkpoints": "esper.ppo.CheckpointCallback",
@@ -75,3 +78,20 @@ def renamed_override(override: str) -> str:
     key, equals, value = override.removeprefix(prefix).partition("=")
     values = ",".join(OPTIONS.get((key, part), part) for part in value.split(",")) if equals else value
     return f"{prefix}{renamed_key(key) or key}{equals}{values}"
+
+
+def rename_config(node: Any, path: str = "") -> Any:
+    """A plain configuration with keys and targets renamed; `path` is the key of the node."""
+    if isinstance(node, list):
+        return [rename_config(entry, path) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    migrated = {}
+    for key, value in node.items():
+        full_key = f"{path}.{key}" if path else str(key)
+        new = (renamed_key(full_key) or full_key).rpartition(".")[2]
+        if key == "_target_":
+            migrated[key] = TARGETS.get(value, value)
+        elif new == key or new not in node:
+            migrated[new] = rename_config(value, full_key)
+    return migrated

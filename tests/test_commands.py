@@ -44,7 +44,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pixels = torch.randint(256, (count, 32, 32, 3), dtype=torch.uint8, generator=draws)
         return Labelled(pixels, torch.arange(count) % 10)
 
-    monkeypatch.setattr(cifar10, "read", lambda root: (images(300), images(50)))
+    monkeypatch.setattr(cifar10, "read_cifar10", lambda root: (images(300), images(50)))
     monkeypatch.setenv("ESPER_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
@@ -69,9 +69,9 @@ def run(command: str) -> None:
     [
         f"{MAKE['run']} {FAST} {TINY}",
         f"{MAKE['quickstart']} {FAST} {TINY}",
-        f"python -m esper.run data=cifar10 host=cifar_blind reward=shaped actions=full slots=all gamma=0.9 {FAST} {TINY}",
+        f"python -m esper.run data=cifar10 host=cifar_blind reward=shaped actions=full slots=all {FAST} {TINY}",
         "python -m esper.run data=synthetic_images slots.names=[block1,block3] reward=sparse actions=core trainer=cpu "
-        f"seed=3 environment.envs=1 environment.steps=3 optimized_metric=episode/return {FAST} {TINY}",
+        f"seed=3 gamma=0.9 environment.envs=1 environment.steps=3 optimized_metric=episode/return {FAST} {TINY}",
         f"python -m esper.run {STORIES} {FAST}",
     ],
     ids=["run", "quickstart", "cifar10", "synthetic_images", "synthetic_stories"],

@@ -18,10 +18,19 @@ INSTEAD = {  # pattern -> what to write; Lightning and PPO have epochs
     r"timetables?": "schedule",
     r"so many|as did better|lest|for it alone|more to turn|newborn": "a number; so that ... does not; new seed",
     r"work": "flops, cost, run",
-    r"(?<!Lightning )(?<!PPO )(?<!one_)(?<!on_)(?<!every_n_)epoch(?!s|_end|_progress|_start)": "step",  # Lightning and PPO have epochs
+    r"(?<!Lightning )(?<!PPO )(?<!one_)(?<!on_)(?<!every_n_)epoch(?!s|_end|_progress|_start)": "step",
     r"garden\w*|nets|locks": "a name that describes it",
 }
-EPOCH_MEANS_STEP = ("lifecycle", "blueprints", "hosts", "growth", "observation", "environment", "rewards", "controllers")
+EPOCH_MEANS_STEP = (
+    "lifecycle",
+    "blueprints",
+    "hosts",
+    "growth",
+    "observation",
+    "environment",
+    "rewards",
+    "controllers",
+)
 EXEMPT = {"esper/renames.py"}  # has the old names
 STORIES = "_GIRLS = ("  # in esper/data/synthetic.py, where the vocabulary and sentences of the stories begin
 LETTER = "[A-Za-z]"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from esper.records import READABLE, VERSION, EpisodeRecord, LineWriter, StepEntry, read_episodes, read_rounds
+from esper.records import READABLE, RECORD_VERSION, EpisodeRecord, LineWriter, StepEntry, read_episodes, read_rounds
 
 
 def make_record(**changes: Any) -> EpisodeRecord:
@@ -48,7 +48,7 @@ def test_a_record_survives_a_round_trip_through_json() -> None:
 def test_optional_fields_with_their_default_are_not_written_and_are_restored() -> None:
     record = make_record(split="validation", test_score=None, flops_by_part={}, variant="")
     data = record.to_dict()
-    assert data["version"] == VERSION
+    assert data["version"] == RECORD_VERSION
     assert not {"split", "test_score", "flops_by_part", "variant", "seconds"} & data.keys()
     assert EpisodeRecord.from_dict(data) == record
 
@@ -64,6 +64,12 @@ def test_a_record_of_version_2_is_read() -> None:
     assert {"controller", "learner", "seed", "origin", "rule", "spent", "return"} <= data.keys()
     assert {"parts", "promise"} <= data["steps"][0].keys()
     assert EpisodeRecord.from_dict(json.loads(json.dumps(data))) == record
+
+
+def test_the_configuration_of_a_record_of_version_2_has_todays_names() -> None:
+    old = {"governor": {"_target_": "esper.environment.Governor", "least": 3}}
+    record = EpisodeRecord.from_dict({**to_version_2(make_record()), "config": old})
+    assert record.config == {"governor": {"_target_": "esper.environment.Governor", "min_history": 3}}
 
 
 def test_the_split_of_version_2_is_test_if_there_is_a_test_score() -> None:
@@ -88,7 +94,7 @@ def test_growth_and_germinations_are_derived() -> None:
     [
         ({"steps": None}, "is not an episode record"),
         ({"version": 1}, "is an episode record of version 1; must be 2 or 3"),
-        ({"version": VERSION + 1}, f"is an episode record of version {VERSION + 1}; must be 2 or 3"),
+        ({"version": RECORD_VERSION + 1}, f"is an episode record of version {RECORD_VERSION + 1}; must be 2 or 3"),
         ({"version": "3"}, "is an episode record of version 3; must be 2 or 3"),
         ({"arm": None}, "is an episode record without a valid arm"),
         ({"slots": "block1", "flops": "many"}, "is an episode record without a valid slots, flops"),

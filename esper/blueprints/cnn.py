@@ -37,7 +37,7 @@ def _conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Conv2d:
 
 
 @register("cnn", "norm", lambda c: 2 * c + 1, "group normalisation, faded in by a learned scale", lambda c, p: Flops())
-def norm(channels: int) -> nn.Module:
+def group_norm(channels: int) -> nn.Module:
     return FadedNorm(_norm(channels))
 
 

@@ -19,7 +19,7 @@ from esper.flops import Flops, attention_flops, linear_flops
     "layer normalisation, faded in by a learned scale",
     lambda d, p: Flops(),
 )
-def norm(channels: int) -> nn.Module:
+def layer_norm(channels: int) -> nn.Module:
     return FadedNorm(nn.LayerNorm(channels))
 
 

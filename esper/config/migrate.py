@@ -1,33 +1,16 @@
 """Conversion of configurations of version 0.1, and refusal of its names on the command line."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from esper.config.overrides import override_key
-from esper.renames import TARGETS, renamed_key, renamed_override
+from esper.renames import rename_config, renamed_override
 
 
 def migrate_config(config: DictConfig) -> DictConfig:
     """A configuration with keys and targets renamed; interpolations are not resolved."""
-    migrated: DictConfig = OmegaConf.create(_migrate(OmegaConf.to_container(config, resolve=False), ""))
-    return migrated
-
-
-def _migrate(node: Any, path: str) -> Any:
-    if isinstance(node, list):
-        return [_migrate(entry, path) for entry in node]
-    if not isinstance(node, dict):
-        return node
-    migrated = {}
-    for key, value in node.items():
-        full_key = f"{path}.{key}" if path else str(key)
-        new = (renamed_key(full_key) or full_key).rpartition(".")[2]
-        if key == "_target_":
-            migrated[key] = TARGETS.get(value, value)
-        elif new == key or new not in node:
-            migrated[new] = _migrate(value, full_key)
+    migrated: DictConfig = OmegaConf.create(rename_config(OmegaConf.to_container(config, resolve=False)))
     return migrated
 
 

@@ -11,7 +11,7 @@ from esper.lifecycle import ActionSpace, Blend, Op
 from esper.observation import Observation
 from esper.rng import make_generator
 
-RANDOM_STREAM = "time" + "table"  # purpose of the random stream; another one would draw other schedules
+RANDOM_STREAM = "schedule"
 
 
 @dataclass(frozen=True)

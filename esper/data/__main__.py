@@ -14,7 +14,7 @@ from esper.data.store import DataError, data_directory
 
 
 def _summarise_cifar10(root: Path) -> str:
-    known, unseen = cifar10.read(root)
+    known, unseen = cifar10.read_cifar10(root)
     width = max(map(len, cifar10.CLASSES))
     counts = [torch.bincount(part.labels, minlength=len(cifar10.CLASSES)) for part in (known, unseen)]
     rows = [f"  {'class':<{width}}   train    test"]
@@ -39,7 +39,7 @@ def _summarise_channels(part: Labelled) -> str:
 def _summarise_tinystories(root: Path) -> str:
     rows = [f"tinystories in {root}"]
     for part, path in tinystories.find(root).items():
-        stories = tinystories.read(path, require_separators=part == "train")
+        stories = tinystories.read_stories(path, require_separators=part == "train")
         size = sum(len(story.encode()) for story in stories)
         count = f"{len(stories):>9,} stories" if len(stories) > 1 else f"{'no separators':>17}"
         rows.append(f"  {part:<5}  {count}  {size:>13,} bytes of text  {path}")

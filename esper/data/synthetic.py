@@ -22,7 +22,7 @@ KNOWN, UNSEEN = 12_000, 2_000  # minimum number of images for training and valid
 STORIES_KNOWN, STORIES_UNSEEN = 6_000, 600  # fixed, because the sizes of TextOptions are maxima
 WIDE, NARROW = 10.0, 5.0  # periods, in pixels
 NOISE = 0.25  # standard deviation of each pixel, on the scale 0 to 1
-MEAN, STD = (0.5, 0.5, 0.5), (0.3, 0.3, 0.3)
+SYNTHETIC_MEAN, SYNTHETIC_STD = (0.5, 0.5, 0.5), (0.3, 0.3, 0.3)
 
 
 class _Canvas:
@@ -78,7 +78,9 @@ def images(**options: Unpack[ImageOptions]) -> ImageData:
     """Synthetic images: ten classes of textures, 32x32x3. The arguments are those of esper.data.ImageOptions."""
     known = _make_images("known", max(KNOWN, (options["train"] or 0) + options["validation"]))
     unseen = _make_images("unseen", max(UNSEEN, options["test"]))
-    return ImageData(name="synthetic_images", known=known, unseen=unseen, mean=MEAN, std=STD, **options)
+    return ImageData(
+        name="synthetic_images", known=known, unseen=unseen, mean=SYNTHETIC_MEAN, std=SYNTHETIC_STD, **options
+    )
 
 
 @cache

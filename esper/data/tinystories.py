@@ -9,7 +9,7 @@ from esper.data.store import DataError, data_directory, download, write_atomical
 from esper.data.text import HOLD_OUT_EVERY, TextData, TextOptions
 from esper.data.tokens import END
 
-URL = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/{}"
+TINYSTORIES_URL = "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main/{}"
 FILES = {"train": "TinyStories-train.txt", "valid": "TinyStories-valid.txt"}
 
 CHECK_BYTES = 1 << 20  # first bytes of a download, which must contain a separator
@@ -17,7 +17,7 @@ CHECK_BYTES = 1 << 20  # first bytes of a download, which must contain a separat
 log = logging.getLogger(__name__)
 
 
-def load(*, root: str | None, fallback: bool, **options: Unpack[TextOptions]) -> TextData:
+def load_tinystories(*, root: str | None, fallback: bool, **options: Unpack[TextOptions]) -> TextData:
     """Load TinyStories. Validation stories come from the training file; the official validation file is the test split.
 
     The remaining arguments are those of esper.data.text.TextOptions.
@@ -28,8 +28,8 @@ def load(*, root: str | None, fallback: bool, **options: Unpack[TextOptions]) ->
     """
     try:
         paths = find(data_directory(root))
-        known = read(paths["train"], _bytes_to_read(options), require_separators=True)
-        unseen = read(paths["valid"])
+        known = read_stories(paths["train"], _bytes_to_read(options), require_separators=True)
+        unseen = read_stories(paths["valid"])
     except DataError as error:
         if not fallback:
             raise
@@ -57,7 +57,7 @@ def find(root: Path) -> dict[str, Path]:
 
 
 def _download_file(root: Path, official: str) -> Path:
-    url = URL.format(official)
+    url = TINYSTORIES_URL.format(official)
     try:
         with write_atomically(root / official) as path:
             download(url, path)
@@ -70,7 +70,7 @@ def _download_file(root: Path, official: str) -> Path:
     return root / official
 
 
-def read(path: Path, max_bytes: int | None = None, require_separators: bool = False) -> list[str]:
+def read_stories(path: Path, max_bytes: int | None = None, require_separators: bool = False) -> list[str]:
     """The stories of a file, or of its first `max_bytes` bytes, without blank lines.
 
     A file without separators is one story; it is refused if `require_separators`.

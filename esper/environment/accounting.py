@@ -7,7 +7,7 @@ from torch import Tensor
 
 from esper.data import Data
 from esper.environment.costs import HostCosts
-from esper.environment.host_run import BASE, SLOT, HostRun, HostRunOptions, StepPlan
+from esper.environment.host_run import HOST_VALUES, SLOT_VALUES, HostRun, HostRunOptions, StepPlan
 from esper.flops import Flops
 from esper.growth import Mode, SeedSetting, SeedSettings
 from esper.hosts import count_parameters
@@ -77,10 +77,10 @@ class CostAccounting:
 
     def unpack_measurements(self, vector: Tensor, slots: Slots, only_fossils: bool) -> HostMeasurements:
         """Unpack the measurements of the runs, [envs, values]; `only_fossils` counts no parameters of live seeds."""
-        base = dict(zip(BASE, vector[:, : len(BASE)].unbind(1), strict=True))
-        by_slot = vector[:, len(BASE) :].view(len(vector), -1, len(SLOT))
+        base = dict(zip(HOST_VALUES, vector[:, : len(HOST_VALUES)].unbind(1), strict=True))
+        by_slot = vector[:, len(HOST_VALUES) :].view(len(vector), -1, len(SLOT_VALUES))
         columns = [self._costs[0].slots.index(name) for name in self._slots]
-        slot = {name: by_slot[:, columns, index] for index, name in enumerate(SLOT)}
+        slot = {name: by_slot[:, columns, index] for index, name in enumerate(SLOT_VALUES)}
         score = self._data.score("validation", base["loss"], base["accuracy"])
         counted = slots.stage == Stage.FOSSILIZED if only_fossils else slots.occupied
         return HostMeasurements(

@@ -16,8 +16,15 @@ from esper.hosts import Host
 from esper.lifecycle import Blend
 from esper.rng import derive_seed, make_generator, seeded_init
 
-BASE = ("train_loss", "train_accuracy", "loss", "accuracy", "gradient_norm", "health")  # measured once for a host
-SLOT = (
+HOST_VALUES = (
+    "train_loss",
+    "train_accuracy",
+    "loss",
+    "accuracy",
+    "gradient_norm",
+    "health",
+)  # measured once for a host
+SLOT_VALUES = (
     "contribution",
     "gradient_norm",
     "health",
@@ -236,7 +243,9 @@ class HostRun:
 
     def _pack(self, measured: Mapping[tuple[str, str], Tensor]) -> Tensor:
         missing = torch.full((), torch.nan, device=self._data.device)
-        keys = [(HOST_GROUP, name) for name in BASE] + [(slot, name) for slot in self._slots for name in SLOT]
+        keys = [(HOST_GROUP, name) for name in HOST_VALUES] + [
+            (slot, name) for slot in self._slots for name in SLOT_VALUES
+        ]
         return torch.stack([measured.get(key, missing).float() for key in keys])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from esper.blueprints import blueprints, topologies
 from esper.evaluation.arms import ARMS
 from esper.evaluation.statistics import Estimate, Strata, estimate
 from esper.records import EpisodeRecord
@@ -138,11 +139,14 @@ def _find_task(tasks: dict[str, TaskResults], episode: EpisodeRecord) -> TaskRes
 
 def _task_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a configuration that must be equal for episodes to be compared."""
-    groups = {}
+    groups: dict[str, Any] = {}
     for group in TASK_GROUPS:
         part = config.get(group)
         ignored = IGNORED_KEYS.get(group, ())
         groups[group] = {k: v for k, v in part.items() if k not in ignored} if isinstance(part, dict) else part
+    slots = groups["slots"]
+    if isinstance(slots, dict) and slots.get("blueprints") in [list(blueprints(name)) for name in topologies()]:
+        slots["blueprints"] = None  # records of version 2 have null for all blueprints
     return groups
 
 

@@ -31,7 +31,7 @@ from esper.lifecycle import Blend
 from esper.rng import seeded_init
 
 FORMAT = "esper grown network"
-VERSION = 1
+GROWN_VERSION = 1
 SCALARS = (type(None), bool, int, float, str)  # exact types: a subclass, such as numpy's float, is not plain data
 UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
 
@@ -96,7 +96,7 @@ def export(
     grown = _fold(model, alphas, {})
     contents = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": GROWN_VERSION,
         "host": _to_plain("host", host),
         "seeds": [
             [slot, model.seed(slot).blueprint, model.seed(slot).blend.name, float(alphas[slot])] for slot in grown.seeds
@@ -186,8 +186,8 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise ValueError(f"{path}: is a torch file, but not a grown network.")
     version = contents.get("version")
-    if version != VERSION:
-        raise ValueError(f"{path}: has version {version}; this version of esper reads version {VERSION}.")
+    if version != GROWN_VERSION:
+        raise ValueError(f"{path}: has version {version}; this version of esper reads version {GROWN_VERSION}.")
     return contents
 
 

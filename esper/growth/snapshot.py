@@ -11,7 +11,7 @@ from esper.growth.model import GrowingHost
 from esper.growth.optimizer import GrowthOptimizer
 from esper.lifecycle import Blend
 
-T = TypeVar("T")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def adopt(saved: Snapshot, newer: Snapshot, slots: Collection[str]) -> Snapshot:
     """The snapshot `saved`, with the seeds in `slots` replaced by those of `newer`."""
     prefixes = tuple(f"seeds.{slot}." for slot in slots)
 
-    def select(values: dict[str, T]) -> dict[str, T]:
+    def select(values: dict[str, Value]) -> dict[str, Value]:
         return {name: value for name, value in values.items() if name.startswith(prefixes)}
 
     return Snapshot(

@@ -10,7 +10,7 @@ from esper.lifecycle import Masks
 from esper.observation.features import BASE, PER_SLOT
 from esper.observation.view import View
 
-T = TypeVar("T")
+Batched = TypeVar("Batched")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Observation(PolicyInputs):
         return _rows(self, index)
 
 
-def _rows(values: T, index: slice) -> T:
+def _rows(values: Batched, index: slice) -> Batched:
     """A copy of a dataclass of tensors [envs, ...] with only the environments of `index`."""
     changed: dict[str, object] = {}
     for field in fields(values):  # type: ignore[arg-type]  # T is a dataclass

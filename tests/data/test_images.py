@@ -157,7 +157,7 @@ def test_streams_run_on_the_meta_device() -> None:
 
 @pytest.mark.parametrize("preset", ["cifar10", "synthetic_images"])
 def test_the_presets_load(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.data.cifar10.read", lambda root: (labelled(50_000, 0), labelled(10_000, 1)))
+    monkeypatch.setattr("esper.data.cifar10.read_cifar10", lambda root: (labelled(50_000, 0), labelled(10_000, 1)))
     images = load_preset(f"data/{preset}", resolution=8)
     assert images.name == preset
     assert images.size("train") >= 10_000

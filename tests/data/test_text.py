@@ -153,7 +153,7 @@ def test_invalid_options_are_refused_in_one_sentence(changes: dict[str, object],
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with TinyStories as downloaded: with separators, blank lines and extra spaces."""
     monkeypatch.setenv("ESPER_DATA", str(tmp_path / "cache"))
-    monkeypatch.setattr(tinystories, "URL", f"{(tmp_path / 'offline').as_uri()}/{{}}")
+    monkeypatch.setattr(tinystories, "TINYSTORIES_URL", f"{(tmp_path / 'offline').as_uri()}/{{}}")
     (tmp_path / "root").mkdir()
     train = f"\n{END}\n".join(story.replace("\n", " \n\n") for story in KNOWN)
     (tmp_path / "root" / "train.txt").write_text(f"{train}\n{END}\n")

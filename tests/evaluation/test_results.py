@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from esper.blueprints import blueprints
 from esper.evaluation.arms import ARMS
 from esper.evaluation.controls import control_blocks
 from esper.evaluation.document import CodeBlock, Paragraph, ReportFigure, ReportTable, Section, write_report
@@ -36,6 +37,16 @@ def test_episodes_are_comparable_if_their_tasks_are_equal() -> None:
     assert [task.name.removeprefix("a_host on synthetic") for task in tasks] == [" (1)", " (2)", ""]
     assert [task.split for task in tasks] == ["test", "test", "validation"]
     assert remarks == []
+
+
+def test_all_blueprints_by_name_or_as_null_are_the_same_task() -> None:
+    config = {"host": {"blocks": 1}, "slots": {"names": None, "blueprints": None}}
+    resolved = {**config, "slots": {"names": None, "blueprints": list(blueprints("cnn"))}}
+    fewer = {**config, "slots": {"names": None, "blueprints": ["norm"]}}
+    tasks, _ = group_by_task(
+        [make_episode(str(number), config=c) for number, c in enumerate((config, resolved, fewer))]
+    )
+    assert [list(task.arms) for task in tasks] == [["0", "1"], ["2"]]
 
 
 def test_a_repeated_episode_counts_once_and_different_scores_are_remarked() -> None:

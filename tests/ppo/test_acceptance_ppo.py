@@ -15,7 +15,7 @@ from esper.ppo import PPO, Checkpoint, CheckpointMetadata, Rollout, checkpoint, 
 from esper.ppo import module as ppo_module
 from esper.ppo.checkpoint import LAST, read_checkpoint
 from esper.ppo.losses import LOG_RATIO_BOUND, surrogate, value_loss
-from esper.ppo.metadata import VERSION
+from esper.ppo.metadata import METADATA_VERSION
 from esper.ppo.module import UpdateStats
 from esper.ppo.update import MinibatchMetrics, StepCounts, UpdateTargets, minibatch_loss, prepare_targets
 from esper.training import build_module
@@ -454,7 +454,7 @@ def test_advantages_and_the_validation_of_masks_are_not_compiled() -> None:
 
 def test_every_version_of_checkpoints_is_documented() -> None:
     rows = [line.split("|")[1].strip() for line in (metadata.__doc__ or "").splitlines() if line.startswith("| ")]
-    assert rows == ["version", *map(str, range(1, VERSION + 1))]
+    assert rows == ["version", *map(str, range(1, METADATA_VERSION + 1))]
 
 
 def test_other_sizes_of_features_or_lstm_are_refused(tmp_path: Path) -> None:
@@ -480,8 +480,8 @@ def test_compilation_starts_after_the_weights_of_a_checkpoint_are_loaded(tmp_pat
     arguments = (inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], fresh.policy.begin(2))
     torch.testing.assert_close(fresh.policy(*arguments).value, trained.policy(*arguments).value)
     assert graphs.operations
-    torch.save({"esper": {"version": VERSION + 1}}, tmp_path / "newer.ckpt")
-    with pytest.raises(ValueError, match=rf"reads 1 to {VERSION}"):
+    torch.save({"esper": {"version": METADATA_VERSION + 1}}, tmp_path / "newer.ckpt")
+    with pytest.raises(ValueError, match=rf"reads 1 to {METADATA_VERSION}"):
         restore_module(fresh, tmp_path / "newer.ckpt")
 
 
