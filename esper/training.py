@@ -59,18 +59,18 @@ def build_module(config: DictConfig, env: VectorEnv) -> PPO:
 
 def build_callbacks(config: DictConfig, directory: Path, console: Console, env: VectorEnv) -> list[Callback]:
     """The callbacks that are switched on; each gets those of the offered objects that its signature has."""
-    offers = {
+    available = {
         "directory": directory,
         "console": console,
         "rounds": config.rounds,
         "decisions": config.decisions,
         "settings": {**chosen_options(), **flatten(config)},
-        "attention": DetailWindow(),
+        "detail_window": DetailWindow(),
         "episodes": EpisodeBuffer(env) if isinstance(env, Environment) else None,
     }
-    special = {"checkpoints": {**offers, "directory": directory / "checkpoints"}}
+    special = {"checkpoints": {**available, "directory": directory / "checkpoints"}}
     enabled = {name: node for name, node in config.callbacks.items() if node is not None}
-    return [build_with(node, **special.get(str(name), offers)) for name, node in enabled.items()]
+    return [build_with(node, **special.get(str(name), available)) for name, node in enabled.items()]
 
 
 def round_listeners(callbacks: Sequence[Callback]) -> list[RoundListener]:
@@ -90,14 +90,14 @@ def build_trainer(config: DictConfig, directory: Path, callbacks: list[Callback]
         elif done.rounds and "CSV" in node._target_:  # it would overwrite its file
             changes = {"version": f"from_round_{done.rounds}"}
         loggers.append(build(node, save_dir=str(directory), _partial_=False, **changes))
-    offers = {"directory": directory, "dirpath": str(directory), "device": torch.device(config.device)}
+    available = {"directory": directory, "dirpath": str(directory), "device": torch.device(config.device)}
     trainer: Trainer = build(
         config.trainer,
         max_epochs=config.rounds,
         callbacks=callbacks,
         logger=loggers or False,
         plugins=[AtomicCheckpointIO()],
-        profiler=build_with(config.profiler, **offers) if "_target_" in config.profiler else None,
+        profiler=build_with(config.profiler, **available) if "_target_" in config.profiler else None,
         check_val_every_n_epoch=config.validate_every or config.rounds + 1,
         default_root_dir=str(directory),
         _partial_=False,

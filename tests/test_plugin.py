@@ -38,7 +38,7 @@ def test_the_plugin_trains_resumes_and_is_evaluated_with_its_own_controller(tmp_
     assert episode["slots"] == ["block1", "block2", "block3"]
     assert {blueprint for blueprint, _ in episode["fossils"].values()} == {"custom_blueprint"}
     assert "parameter_cost" in episode["steps"][0]["reward_terms"]
-    assert "a controller of the user's own" in (evaluation / "report.md").read_text()
+    assert "a user-defined controller" in (evaluation / "report.md").read_text()
 
 
 def test_the_custom_blueprint_is_an_identity_with_the_stated_number_of_parameters() -> None:

@@ -28,7 +28,7 @@ def test_the_python_in_readme_and_docs_runs(code: str, tmp_path: Path, monkeypat
     names: dict[str, object] = {}
     exec(code, names)
     if "model" in names:
-        assert names["behind"] == {}  # the seed ended blended
+        assert names["isolated"] == {}  # the seed ended blended
         assert count_parameters(names["model"]) == 3_482 + 9_280
     elif "network" in names:
         assert count_parameters(names["network"]) == 3_482

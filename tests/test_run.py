@@ -271,7 +271,9 @@ def test_help_has_examples_and_every_experiment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["esper.run", "--help"])
-    cli()
+    with pytest.raises(SystemExit) as stop:
+        cli()
+    assert not stop.value.code
     output = capsys.readouterr().out
     assert output.count("python -m esper.run") == 6
     for path in (CONF / "experiment").glob("*.yaml"):

@@ -76,19 +76,19 @@ def _check_targets(node: DictConfig) -> None:
             raise ValueError(f"{key}={value}: is now {TARGETS[value]}.")
 
 
-def build_with(node: DictConfig, **offers: object) -> Any:
+def build_with(node: DictConfig, **available: object) -> Any:
     """Build a node with those of the offered arguments that its target accepts."""
     accepted = signature(get_object(node._target_)).parameters
-    return build(node, _partial_=False, **{name: value for name, value in offers.items() if name in accepted})
+    return build(node, _partial_=False, **{name: value for name, value in available.items() if name in accepted})
 
 
 def build_vector_env(config: DictConfig) -> Any:
     """The environment that a policy trains in: growing hosts, or another kind of environment."""
     if grows_hosts(config):
         return build_environment(config)
-    offers = {"space": partial(build_action_space, config), "rules": partial(build, config.lifecycle)}
+    available = {"space": partial(build_action_space, config), "rules": partial(build, config.lifecycle)}
     accepted = signature(get_object(config.environment._target_)).parameters
-    built = {name: make() for name, make in offers.items() if name in accepted}
+    built = {name: make() for name, make in available.items() if name in accepted}
     return build_with(config.environment, **built, reward=build(config.reward))
 
 

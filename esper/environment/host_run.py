@@ -122,7 +122,7 @@ class HostRun:
         return torch.amp.GradScaler(self._data.device.type) if self._options.precision == "fp16" else None
 
     def train_and_measure(self, plan: StepPlan, progress: tuple[float, float]) -> Tensor:
-        """Train for one step, then measure: float32 [len(BASE) + slots * len(SLOT)] on the device.
+        """Train for one step, then measure: float32 [len(HOST_VALUES) + slots * len(SLOT_VALUES)] on the device.
 
         `progress` is the share of the episode before and after this step; it sets the learning rate.
         """

@@ -253,8 +253,8 @@ ARMS = {
 
 
 def get_arm(name: str) -> Arm:
-    """An arm of the table, or a controller of the user's own."""
-    return ARMS.get(name) or Arm("a controller of the user's own", _rule(name))
+    """An arm of the table, or a user-defined controller."""
+    return ARMS.get(name) or Arm("a user-defined controller", _rule(name))
 
 
 DEFAULT_ARMS = ("none", "random", "schedule", "heuristic", "all_seeds")

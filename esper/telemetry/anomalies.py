@@ -39,7 +39,7 @@ class Anomalies(Callback):
 
     Arguments:
         directory: directory of the run
-        attention: opened by findings
+        detail_window: opened by findings
         rounds, decisions: length of the whole run; decisions may be None
         thresholds: arguments of `Thresholds`
         off: checks that are switched off
@@ -50,7 +50,7 @@ class Anomalies(Callback):
     def __init__(
         self,
         directory: str | Path,
-        attention: DetailWindow,
+        detail_window: DetailWindow,
         rounds: int,
         decisions: int | None,
         *,
@@ -68,7 +68,11 @@ class Anomalies(Callback):
             self._thresholds = Thresholds(**thresholds)
         except TypeError as error:
             raise ValueError(f"callbacks.anomalies.thresholds: {error}.") from None
-        self._file, self._attention, self._rounds = RoundFile(Path(directory) / "anomalies.jsonl"), attention, rounds
+        self._file, self._detail_window, self._rounds = (
+            RoundFile(Path(directory) / "anomalies.jsonl"),
+            detail_window,
+            rounds,
+        )
         self._off, self._on, self._detail_rounds, self._decisions = tuple(off), on, detail_rounds, decisions
         if not self._thresholds.value or "other" not in self._thresholds.entropy:
             raise ValueError(
@@ -99,7 +103,7 @@ class Anomalies(Callback):
         pl_module.report_metrics({"health/anomalies": self._count})
         on_any_rank = bool(reduce_sum(torch.tensor(float(len(findings)), device=pl_module.device)))
         if on_any_rank:
-            self._attention.last_round = rounds + self._detail_rounds
+            self._detail_window.last_round = rounds + self._detail_rounds
         for finding in findings:
             detail: dict[str, Any] = {}
             if finding.check.startswith("ratio"):
@@ -126,8 +130,8 @@ class Anomalies(Callback):
         self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"remembered": asdict(self._state), "count": self._count, "until": self._attention.last_round}
+        return {"remembered": asdict(self._state), "count": self._count, "until": self._detail_window.last_round}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._state, self._count = CheckState(**state_dict["remembered"]), state_dict["count"]
-        self._attention.last_round = state_dict["until"]
+        self._detail_window.last_round = state_dict["until"]

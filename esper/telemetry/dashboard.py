@@ -28,7 +28,7 @@ class Dashboard(Callback):
     Arguments:
         settings: the run's configuration, flat
         episodes: buffer of the latest episodes; None if no hosts grow
-        attention: while it is open, everything is drawn each round
+        detail_window: while it is open, everything is drawn each round
         histograms: rounds between histograms
         images: rounds between images and texts; the last round also has them
     """
@@ -37,7 +37,7 @@ class Dashboard(Callback):
         self,
         settings: Mapping[str, Any],
         episodes: EpisodeBuffer | None,
-        attention: DetailWindow,
+        detail_window: DetailWindow,
         *,
         histograms: int,
         images: int,
@@ -45,7 +45,7 @@ class Dashboard(Callback):
         for name, every in (("histograms", histograms), ("images", images)):
             if every < 1:
                 raise ValueError(f"callbacks.dashboard.{name}={every}: must be at least 1.")
-        self._settings, self.episode_buffer, self._attention = dict(settings), episodes, attention
+        self._settings, self.episode_buffer, self._detail_window = dict(settings), episodes, detail_window
         self._histograms, self._images = histograms, images
         self._has_header = False
         self._rounds: list[int] = []
@@ -67,9 +67,9 @@ class Dashboard(Callback):
             self._has_header = True
             self._write_header(writer, pl_module)
         self._append_history(pl_module)
-        if rounds % self._histograms == 0 or self._attention.is_open(rounds):
+        if rounds % self._histograms == 0 or self._detail_window.is_open(rounds):
             self._add_histograms(writer, pl_module, batch, outputs["targets"], decisions)
-        if rounds % self._images == 0 or self._attention.is_open(rounds):
+        if rounds % self._images == 0 or self._detail_window.is_open(rounds):
             self._draw(writer, pl_module, rounds, decisions)
 
     @rank_zero_only

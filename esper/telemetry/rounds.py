@@ -64,7 +64,8 @@ def summary_table(rounds: Sequence[dict[str, Any]], held_out: Mapping[str, float
         table.add_column(name.replace("_", " "), justify="right" if name else "left")
     count = max(1, round(share * len(rounds)))
     best = max(rounds, key=lambda line: float("-inf") if line["episode/score"] is None else line["episode/score"])
-    parts = {f"first {count} rounds": rounds[:count], f"last {count} rounds": rounds[-count:]}
+    some = "round" if count == 1 else f"{count} rounds"
+    parts = {f"first {some}": rounds[:count], f"last {some}": rounds[-count:]}
     parts[f"best round, {best['round']}"] = [best]
     for label, lines in parts.items():
         columns = [[line[f"episode/{name}"] for line in lines if line[f"episode/{name}"] is not None] for name in names]
