@@ -102,7 +102,8 @@ def test_a_run_is_resumed_reported_evaluated_and_shown_in_tensorboard(tmp_path: 
 
 
 def test_a_sweep_is_resumed(tmp_path: Path) -> None:
-    run(f"python -m esper.run -m name=tiny seed=0,1 data=synthetic_images {FAST} {TINY} rounds=1")
+    metric = "optimized_metric=validation/greedy_score"
+    run(f"python -m esper.run -m name=tiny seed=0,1 data=synthetic_images {FAST} {TINY} rounds=1 {metric}")
     run("python -m esper.run -m resume=latest rounds=2")
     jobs = list(tmp_path.glob("multirun/tiny/*/*/rounds.jsonl"))
     assert [len(job.read_text().splitlines()) for job in jobs] == [2, 2]

@@ -4,12 +4,14 @@ After an intended change record them again, `python -m tests.test_golden_scores`
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from esper.config import compose_config
+from esper.training import train
 
 GOLDEN = Path(__file__).parent / "golden_scores.json"
 TOLERANCE = 1e-5  # relative; a library may change the order of a sum
@@ -21,8 +23,7 @@ METRICS = ("episode/score", "episode/return", "episode/growth", "validation/samp
 
 
 def round_scores(overrides: list[str], directory: Path) -> list[dict[str, float]]:
-    command = [sys.executable, "-m", "esper.run", *overrides, f"hydra.run.dir={directory}"]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    train(compose_config("run", overrides), directory, Console(quiet=True))
     rounds = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
     return [{name: line[name] for name in METRICS if name in line} for line in rounds]
 

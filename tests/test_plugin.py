@@ -23,7 +23,8 @@ def run_command(module: str, *arguments: str) -> str:
 
 def test_the_plugin_trains_resumes_and_is_evaluated_with_its_own_controller(tmp_path: Path) -> None:
     run, evaluation = tmp_path / "run", tmp_path / "evaluation"
-    run_command("esper.run", "+experiment=custom", "rounds=1", "validate_every=0", f"hydra.run.dir={run}")
+    quick = ("validate_every=0", "callbacks.dashboard=null")
+    run_command("esper.run", "+experiment=custom", "rounds=1", "environment.envs=2", *quick, f"hydra.run.dir={run}")
     assert "rounds: 1 -> 2" in run_command("esper.run", f"resume={run}", "rounds=2")
     arms = (
         "+controller@controller.custom_controller=custom_controller",

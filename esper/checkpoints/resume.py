@@ -141,8 +141,8 @@ def merge_overrides(
     before, after = flatten(compose_config(kind.config, earlier)), flatten(typed)
     saved_values = flatten(saved)
     for key in (override_key(override) for override in overrides if override not in earlier):
-        if key in before and key in saved_values:
-            before[key] = saved_values[key]  # a preset may have changed since; new overrides win over saved values
+        if key in before:  # a preset may have changed, or the key may be new; new overrides win over saved values
+            before[key] = saved_values.get(key)
     after["resume"] = before["resume"] = None
     changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     for key in changed:

@@ -76,14 +76,14 @@ def merge_provenance(sources: Sequence[Provenance]) -> Provenance:
     )
 
 
-def current_versions(device: str) -> dict[str, str]:
+def current_versions(device_name: str) -> dict[str, str]:
     """Versions of esper, Python and packages, the machine, and the commit if it is known."""
     commit = _describe_commit()
     return {
         "esper": version("esper"),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, device {device}",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, device {device_name}",
         **({"commit": commit} if commit else {}),
     }
 
