@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from esper.records import READABLE, RECORD_VERSION, EpisodeRecord, LineWriter, StepEntry, read_episodes, read_rounds
+from esper.records import RECORD_VERSION, EpisodeRecord, LineWriter, StepEntry, read_episodes, read_rounds
+from esper.records.record import READABLE
 
 
 def make_record(**changes: Any) -> EpisodeRecord:
