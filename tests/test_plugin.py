@@ -3,11 +3,15 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
+from esper.blueprints import blueprint, registry
 from esper.config import check_config, compose_config
+from esper.hosts import count_parameters
 from esper.records import read_lines
 
 PLUGIN = Path(__file__).parent.parent / "examples/plugin"
@@ -42,15 +46,18 @@ def test_the_plugin_trains_resumes_and_is_evaluated_with_its_own_controller(tmp_
     assert "a user-defined controller" in (evaluation / "report.md").read_text()
 
 
-def test_the_custom_blueprint_is_an_identity_with_the_stated_number_of_parameters() -> None:
-    script = (
-        "import custom_plugin.blueprint, torch\n"
-        "from esper.blueprints import blueprint; from esper.hosts import count_parameters\n"
-        "entry = blueprint('cnn', 'custom_blueprint'); seed, x = entry.build(8), torch.randn(2, 8, 6, 6)\n"
-        "assert torch.equal(seed(x), x) and count_parameters(seed) == entry.parameters(8)"
-    )
-    # a separate process, because a registered blueprint cannot be removed
-    subprocess.run([sys.executable, "-c", script], cwd=PLUGIN, check=True)
+def test_the_custom_blueprint_is_an_identity_with_the_stated_number_of_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    monkeypatch.setattr(registry, "_REGISTRY", {name: dict(family) for name, family in registry._REGISTRY.items()})
+    import_module("custom_plugin.blueprint")
+    entry, x = blueprint("cnn", "custom_blueprint"), torch.randn(2, 8, 6, 6)
+    seed = entry.build(8)
+    for name in [name for name in sys.modules if name.startswith("custom_plugin")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert torch.equal(seed(x), x)
+    assert count_parameters(seed) == entry.parameters(8)
 
 
 def test_a_missing_plugin_module_is_reported_in_one_sentence() -> None:
