@@ -12,7 +12,7 @@ INSTEAD = {  # pattern -> what to write; Lightning and PPO have epochs
     r"rooms?|house|comes? home": "package, architecture, export",
     r"what is not finite|not finite": "non-finite values",
     r"ways?": "training_digest, mode, method",
-    r"(?<!make )bench(?!\.PHONY)": "ArmContext",
+    r"(?<!make )bench": "ArmContext",
     r"stock|keeper|books|paid|worlds?(?!_size)|watchers?": "HostPool, SnapshotStore, accounting, VectorEnv",
     r"played|plays?|playing": "run",
     r"timetables?": "schedule",
