@@ -7,30 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from esper.checkpoints import add_task_overrides, apply_trained_values, checkpoint_names, resolve_checkpoint_paths
-from esper.checkpoints.resume import EVALUATION, merge_overrides, resume_arguments
-from esper.config import CONF, check_renamed, override_key, remove_empty_run, run_app
-from esper.data import DataError
-from esper.evaluation.output import make_console
-from esper.evaluation.run import evaluate
+from esper.app import run_app
+from esper.command_line import CONF, check_renamed, has_key, move_debug_last, override_key
 
-
-def check_unused_directory(arguments: Sequence[str]) -> None:
-    """Refuse a directory with another evaluation, before Hydra writes into it."""
-    typed = {override_key(argument): argument.partition("=")[2].strip("'") for argument in arguments}
-    directory = Path(typed.get("hydra.run.dir", ""))
-    if "hydra.run.dir" in typed and "resume" not in typed and (directory / EVALUATION.file).exists():
-        raise ValueError(
-            f"hydra.run.dir={directory}: must be a directory without an evaluation; resume={directory} continues it."
-        )
+RECORDS = "episodes.jsonl"  # a directory with this file has an evaluation
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="evaluate")
 def main(config: DictConfig) -> None:
+    import torch
+
+    from esper.checkpoints import apply_trained_values, checkpoint_names
+    from esper.checkpoints.resume import EVALUATION, merge_overrides
+    from esper.config import remove_empty_run
+    from esper.data import DataError
+    from esper.evaluation.output import make_console
+    from esper.evaluation.run import evaluate
+
     torch.set_num_threads(1)  # environments run in threads of their own
     console = make_console()
     hydra_config = HydraConfig.get()
@@ -50,16 +46,35 @@ def main(config: DictConfig) -> None:
         sys.exit(str(error))
 
 
-def cli() -> None:
-    try:
-        check_renamed(sys.argv[1:])
-        arguments = resume_arguments(add_task_overrides(resolve_checkpoint_paths(sys.argv[1:])), EVALUATION)
+def prepare(arguments: list[str]) -> list[str]:
+    """The arguments that Hydra gets: those of a checkpoint's task, or of a resumed evaluation, are added."""
+    check_renamed(arguments)
+    if has_key(arguments, "ckpt"):
+        from esper.checkpoints import add_task_overrides, resolve_checkpoint_paths
+
+        arguments = add_task_overrides(resolve_checkpoint_paths(arguments))
+    if has_key(arguments, "resume"):
+        from esper.checkpoints.resume import EVALUATION, resume_arguments
+
+        arguments = resume_arguments(arguments, EVALUATION)
+    else:
         check_unused_directory(arguments)
-    except ValueError as error:
-        sys.exit(str(error))
-    sys.argv[1:] = arguments
+    return move_debug_last(arguments)
+
+
+def check_unused_directory(arguments: Sequence[str]) -> None:
+    """Refuse a directory with another evaluation, before Hydra writes into it."""
+    typed = {override_key(argument): argument.partition("=")[2].strip("'") for argument in arguments}
+    directory = Path(typed.get("hydra.run.dir", ""))
+    if "hydra.run.dir" in typed and (directory / RECORDS).exists():
+        raise ValueError(
+            f"hydra.run.dir={directory}: must be a directory without an evaluation; resume={directory} continues it."
+        )
+
+
+def cli() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    run_app(main, "evaluate")
+    run_app(main, "evaluate", prepare)
 
 
 if __name__ == "__main__":

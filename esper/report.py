@@ -8,10 +8,6 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from esper.evaluation.gather import gather_all, list_training_runs, select_episodes
-from esper.evaluation.output import make_console, write_results
-from esper.evaluation.provenance import merge_provenance
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m esper.report", description=__doc__)
@@ -31,6 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def write_combined_report(places: Sequence[str], out: Path | None, reference: str | None) -> None:
     """One report of several directories or trained controllers."""
+    from esper.evaluation.gather import gather_all, list_training_runs, select_episodes
+    from esper.evaluation.output import make_console, write_results
+    from esper.evaluation.provenance import merge_provenance
+
     sources = list(gather_all(places))
     episodes, runs = select_episodes(sources), list_training_runs(sources)
     if not episodes and not runs:

@@ -6,17 +6,11 @@ import warnings
 from pathlib import Path
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.console import Console
 
-from esper.checkpoints.resume import merge_overrides, resume_arguments
-from esper.config import CONF, check_renamed, remove_empty_run, run_app
-from esper.data import DataError
-from esper.ppo import DivergedError, RankLostError
-from esper.sweeps import in_sweep, is_rank_zero, run_job, summarise_on_failure
-from esper.training import train
+from esper.app import run_app
+from esper.command_line import CONF, check_renamed, has_key, move_debug_last
 
 FILE_WIDTH = 120  # columns, if the output is not a terminal
 
@@ -24,6 +18,15 @@ FILE_WIDTH = 120  # columns, if the output is not a terminal
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="run")
 def main(config: DictConfig) -> float | None:
     """Train a controller and return `optimized_metric` to the sweeper."""
+    from rich.console import Console
+
+    from esper.checkpoints.resume import merge_overrides
+    from esper.config import remove_empty_run
+    from esper.data import DataError
+    from esper.ppo import DivergedError, RankLostError
+    from esper.sweeps import in_sweep, is_rank_zero, run_job
+    from esper.training import train
+
     configure_process()
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, quiet=not is_rank_zero())
     hydra_config = HydraConfig.get()
@@ -50,23 +53,33 @@ def main(config: DictConfig) -> float | None:
 
 def configure_process() -> None:
     """Set threads, log levels and warning filters."""
+    import torch
+
     torch.set_num_threads(1)  # environments run in their own threads
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    launcher = "lightning.fabric.strategies.launchers.subprocess_script"
-    logging.getLogger(launcher).setLevel(logging.INFO)  # logs which rank failed before it ends the others
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning uses an API that torch deprecates
     warnings.filterwarnings("ignore", ".*sync_dist=True")  # metrics are reduced over ranks before they are logged
 
 
+def prepare(arguments: list[str]) -> list[str]:
+    """The arguments that Hydra gets: those of a resumed run or sweep are added, `debug` comes last."""
+    check_renamed(arguments)
+    if not has_key(arguments, "resume"):
+        return move_debug_last(arguments)
+    from esper.checkpoints.resume import resume_arguments
+
+    return resume_arguments(arguments)
+
+
+def start() -> None:
+    from esper.sweeps import summarise_on_failure
+
+    with summarise_on_failure():
+        main()
+
+
 def cli() -> None:
-    """The command line: resolve `resume` and `debug`, then run the Hydra application."""
-    try:
-        check_renamed(sys.argv[1:])
-        sys.argv[1:] = resume_arguments(sys.argv[1:])
-    except ValueError as error:
-        sys.exit(str(error))
-    run_app(summarise_on_failure()(main), "run")
+    run_app(start, "run", prepare)
 
 
 if __name__ == "__main__":

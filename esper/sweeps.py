@@ -35,6 +35,7 @@ CHANGEABLE = (  # keys and groups that a resumed sweep may change, since its job
     "logger",
     "environment.threads",
 )
+SWEEP_DIRECTORY = "ESPER_SWEEP_DIRECTORY"  # environment variable, read by conf/run.yaml
 RunMetrics = Mapping[str, float]
 
 
@@ -186,12 +187,11 @@ class SweepCallback(Callback):
         (directory / FAILED).unlink(missing_ok=True)
         OmegaConf.save(config, directory / SWEEP_CONFIG)  # not every sweeper writes it
         SweepCallback.current = directory
-        if "hydra.sweep.dir" not in map(override_key, sys.argv):
-            quoted = str(directory).replace("'", "\\'")
-            sys.argv.append(f"hydra.sweep.dir='{quoted}'")  # other ranks start later, with these arguments
+        os.environ[SWEEP_DIRECTORY] = str(directory)  # other ranks start later, and the time in its name has changed
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         SweepCallback.current = None
+        os.environ.pop(SWEEP_DIRECTORY, None)
         if is_rank_zero() and print_sweep_summary(Path(config.hydra.sweep.dir)):
             sys.exit(1)
 

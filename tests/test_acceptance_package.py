@@ -15,6 +15,7 @@ PACKAGE = Path(esper.__file__).parent
 PROJECT = Path(__file__).parent.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 LONGEST = 400  # lines of a file
+STARTS = ("app.py", "run.py", "evaluate.py", "report.py")  # import what they need late, so that --help is fast
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 
@@ -27,7 +28,10 @@ def nodes(path: Path) -> Iterator[ast.AST]:
 def test_imports_stand_at_the_top_and_depend_on_nothing(path: Path) -> None:
     tree = ast.parse(path.read_text())
     everywhere = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert everywhere == [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    at_the_top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    late = [node for node in everywhere if node not in at_the_top]
+    in_functions = [node for part in tree.body if isinstance(part, ast.FunctionDef) for node in part.body]
+    assert not late or (str(path.relative_to(PACKAGE)) in STARTS and set(late) <= set(in_functions))
 
 
 def test_torch_is_a_hard_dependency_that_nothing_does_without() -> None:
@@ -43,7 +47,8 @@ def test_torch_is_a_hard_dependency_that_nothing_does_without() -> None:
 def test_unions_are_written_with_a_bar(path: Path) -> None:
     names = {node.id for node in nodes(path) if isinstance(node, ast.Name)}
     names |= {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)}
-    assert not names & {"Optional", "Union"}
+    reads_annotations = path.name == "signatures.py"  # of other libraries, whatever their style
+    assert reads_annotations or not names & {"Optional", "Union"}
 
 
 @each_file

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from esper.checkpoints import find_checkpoint, load_controller, read_origin
 from esper.checkpoints.resume import merge_overrides
 from esper.checkpoints.runs import read_overrides
-from esper.config import CONF, build, check_renamed, compose_config, flatten, migrate_config
+from esper.command_line import check_renamed
+from esper.config import CONF, build, compose_config, flatten, migrate_config
 from esper.ppo import read_checkpoint
 from esper.renames import KEYS, MODULES, OPTIONS, TARGETS, renamed_key
 from esper.run import cli

@@ -9,7 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from esper.checkpoints.runs import read_overrides, read_yaml
-from esper.config import compose_config, flatten, migrate_config, override_key
+from esper.command_line import move_debug_last, override_key
+from esper.config import compose_config, flatten, migrate_config
 from esper.renames import renamed_override
 
 OUTPUTS, MULTIRUN = Path("outputs"), Path("multirun")
@@ -62,8 +63,9 @@ def resume_arguments(arguments: Sequence[str], kind: ResumeKind = RUN) -> list[s
     `debug=...` is last, so that it overrides an experiment. A resumed run writes into its own directory; its earlier
     overrides are before the new ones.
     """
+    arguments = move_debug_last(arguments)
     rest = [argument for argument in arguments if override_key(argument) != "debug"]
-    debug = [f"+{argument.lstrip('+')}" for argument in arguments if override_key(argument) == "debug"]
+    debug = arguments[len(rest) :]
     requested = [argument.partition("=")[2] for argument in rest if override_key(argument) == "resume"]
     if not requested or requested[-1] in ("null", ""):
         return rest + debug

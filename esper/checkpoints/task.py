@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from esper.blueprints import blueprints
@@ -58,14 +57,14 @@ def _job_paths(name: str) -> list[str]:
 
 
 def _parse_checkpoints(argument: str) -> list[str] | None:
-    """The checkpoints in `ckpt=...`; None if Hydra cannot parse it."""
+    """The checkpoints in `ckpt=...`; None if Hydra refuses it."""
+    value = argument.partition("=")[2]
     try:
-        override = OverridesParser.create().parse_override(argument)
-    except OverrideParseException:
+        return checkpoint_names(compose_config("evaluate", [argument]).ckpt)
+    except HydraException:
+        if "," in value and not value.startswith(("[", "'", '"')):
+            raise ValueError(f"{argument}: must be a list for several checkpoints, ckpt=[A,B].") from None
         return None
-    if override.is_sweep_override():
-        raise ValueError(f"{argument}: must be a list for several checkpoints, ckpt=[A,B].")
-    return checkpoint_names(override.value())
 
 
 def task_overrides(names: Sequence[str]) -> list[str]:

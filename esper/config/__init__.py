@@ -1,5 +1,6 @@
 """Hydra configuration: compose, check, and build objects from it."""
 
+from esper.command_line import CONF, override_key
 from esper.config.build import (
     build,
     build_action_space,
@@ -11,13 +12,11 @@ from esper.config.build import (
     load_preset,
     outline_host,
 )
-from esper.config.compose import CONF, chosen_options, compose_config
-from esper.config.errors import remove_empty_run, run_app
-from esper.config.migrate import check_renamed, migrate_config
-from esper.config.overrides import flatten, override_key
+from esper.config.compose import chosen_options, compose_config, flatten
+from esper.config.errors import describe_error, remove_empty_run
+from esper.config.migrate import migrate_config
 from esper.config.validation import (
     check_config,
-    check_top_level_keys,
     check_training_config,
     import_plugins,
     module_exists,
@@ -31,11 +30,10 @@ __all__ = [
     "build_vector_env",
     "build_with",
     "check_config",
-    "check_renamed",
-    "check_top_level_keys",
     "check_training_config",
     "chosen_options",
     "compose_config",
+    "describe_error",
     "flatten",
     "grows_hosts",
     "host_nodes",
@@ -46,5 +44,4 @@ __all__ = [
     "outline_host",
     "override_key",
     "remove_empty_run",
-    "run_app",
 ]

@@ -1,6 +1,5 @@
 """Build objects from nodes of the configuration."""
 
-import re
 from dataclasses import is_dataclass
 from functools import partial
 from inspect import signature
@@ -8,19 +7,18 @@ from typing import Any
 
 import torch
 from hydra.errors import InstantiationException
-from hydra.utils import get_class, get_object, instantiate
+from hydra.utils import get_object, instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 
 from esper.blueprints import blueprints
-from esper.config.compose import CONF, compose_config, group_names
-from esper.config.overrides import flatten
-from esper.config.suggest import suggest
+from esper.command_line import CONF
+from esper.config.compose import compose_config, group_names
+from esper.config.signatures import check_names, check_target, check_value, signature_types
 from esper.data import DataError
 from esper.environment import Environment
 from esper.hosts import Host
 from esper.lifecycle import ActionSpace
-from esper.renames import KEYS, TARGETS
 
 
 def load_preset(preset: str, **changes: object) -> Any:
@@ -35,6 +33,10 @@ def load_preset(preset: str, **changes: object) -> Any:
     node = compose_config(preset)[group]
     if "_target_" not in node:
         raise ValueError(f"preset={preset}: has several parts and no _target_; choose a preset of one object.")
+    types = signature_types(node._target_) or {}
+    for name, value in changes.items():
+        if isinstance(value, bool | int | float | str | list | dict | None):  # other objects cannot be configured
+            check_value(f"{group}.{name}", value, types.get(name, Any))
     return build(node, **changes, _partial_=False)
 
 
@@ -43,8 +45,10 @@ def build(node: DictConfig, **changes: object) -> Any:
 
     Constructors get plain lists and dictionaries, never nodes of the configuration.
     """
-    _check_targets(node)
     target = node.get("_target_", "configuration")
+    if "_target_" in node:
+        check_target("_target_", target)
+        check_names(target, [*map(str, node), *changes])
     is_partial = changes.pop("_partial_", node.get("_partial_", False))
     dataclasses = {key: value for key, value in changes.items() if is_dataclass(value)}  # Hydra would convert them
     others = {key: value for key, value in changes.items() if key not in dataclasses}
@@ -60,20 +64,7 @@ def build(node: DictConfig, **changes: object) -> Any:
     except (RuntimeError, MisconfigurationException) as error:
         raise ValueError(f"{target}: {str(error).splitlines()[0].rstrip('.')}.") from None
     except TypeError as error:
-        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unknown:
-            key, known = str(unknown[1]), list(signature(get_class(target)).parameters)
-            new = next((new for old, new in KEYS.items() if old.endswith(f".{key}") and new in known), None)
-            hint = suggest(key, known) if new is None else f"it is now {new}"
-            raise ValueError(f"{target}: has no argument {key}; {hint}.") from None
         raise ValueError(f"{target}: {error}.") from None
-
-
-def _check_targets(node: DictConfig) -> None:
-    """Refuse targets of version 0.1, also of nested nodes."""
-    for key, value in flatten(node).items():
-        if key.rpartition(".")[2] == "_target_" and value in TARGETS:
-            raise ValueError(f"{key}={value}: is now {TARGETS[value]}.")
 
 
 def build_with(node: DictConfig, **available: object) -> Any:

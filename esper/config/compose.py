@@ -1,27 +1,41 @@
-"""The directory of the configuration, and its composition outside of a command line."""
+"""Compose a configuration outside of a command line; flatten it; the chosen options of a running application."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-_PACKAGED = Path(__file__).parent.parent / "conf"  # in an installed wheel
+from esper.command_line import CONF
+
 BUILT_IN_PROVIDERS = ("hydra", "main", "schema")  # of the sources that Hydra searches by itself
-CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent.parent / "conf"
 
 
 def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose a configuration as the command line does; a running Hydra application is not changed."""
-    running = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
+    with _initialised():
+        return compose(config_name=name, overrides=[*overrides, *_extra_search_path()])
+
+
+@contextmanager
+def _initialised() -> Iterator[None]:
+    """Hydra with the configuration of esper: the running application if it is esper's, else a temporary one."""
+    application = GlobalHydra.instance()
+    running = application.hydra
+    if running is not None and str(CONF) in [source.path for source in running.config_loader.get_sources()]:
+        yield
+        return
+    application.clear()  # a process has one Hydra application, and load_preset must work inside that of a user
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return compose(config_name=name, overrides=[*overrides, *_extra_search_path()])
+            yield
     finally:
-        GlobalHydra.instance().hydra = running
+        application.clear()
+        if running is not None:
+            application.initialize(running)
 
 
 def _extra_search_path() -> list[str]:
@@ -42,3 +56,18 @@ def chosen_options() -> dict[str, str]:
         return {}
     choices = HydraConfig.get().runtime.choices
     return {name: str(option) for name, option in choices.items() if "/" not in name and "@" not in name}
+
+
+def flatten(config: DictConfig) -> dict[str, Any]:
+    """Every value by its full key; interpolations are not resolved."""
+    flat: dict[str, Any] = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        if isinstance(node, dict) and node:
+            for key, value in node.items():
+                walk(value, f"{prefix}.{key}" if prefix else str(key))
+        else:
+            flat[prefix] = node
+
+    walk(OmegaConf.to_container(config, resolve=False), "")
+    return flat

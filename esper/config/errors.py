@@ -1,11 +1,7 @@
-"""A Hydra application whose errors are one sentence each."""
+"""Errors of Hydra and OmegaConf as one sentence each."""
 
-import os
-import re
 import shutil
-import sys
-import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,43 +9,50 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from esper.command_line import override_key
 from esper.config.compose import compose_config, group_names
 from esper.config.suggest import suggest
 
-
-def run_app(main: Callable[[], None], name: str) -> None:
-    """Run a Hydra application; exit with one sentence if its command line is wrong.
-
-    `name` is that of the application's configuration.
-    """
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its errors instead of printing them
-    warnings.filterwarnings("ignore", "(?s).*is validated against ConfigStore schema")  # our launchers
-    try:
-        main()
-    except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(_describe_error(error, name))
-    except PermissionError as error:
-        sys.exit(f"{error.filename}: {error.strerror}.")
-    except KeyboardInterrupt:
-        sys.exit(130)  # the exit code that shells use
+MISSING = object()
 
 
-def _describe_error(error: Exception, name: str) -> str:
+def describe_error(error: Exception, name: str, arguments: Sequence[str]) -> str:
+    """One sentence for an error that was raised for these arguments; `name` is that of the configuration."""
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         hint = "; pip install 'esper[sweep]' adds more" if group.startswith("hydra/") else ""
         return f"{group}={option}: there is no such option; there are {', '.join(error.options)}{hint}."
-    lines = [line.strip() for line in (str(error) or str(error.__cause__)).splitlines() if line.strip()]
-    message = lines[0] if lines else type(error).__name__
-    refused = re.match(r"Could not (?:override|append to config|delete from config).*'([^']+)'", message)
-    if not isinstance(error, ConfigCompositionException) or refused is None:
-        return " ".join(lines) or message
-    key = str(refused[1])
-    if "already at" in message:
-        return f"{key}: exists already; set it without +."
-    if "No match in the defaults list" in message and key in group_names():
+    if isinstance(error, ConfigCompositionException) and (reason := _refused_override(name, arguments)) is not None:
+        return reason
+    return " ".join((str(error) or str(error.__cause__) or type(error).__name__).split())
+
+
+def _refused_override(name: str, arguments: Sequence[str]) -> str | None:
+    """Why Hydra refuses the first override that it refuses: whether its key exists decides. None if another reason."""
+    accepted: list[str] = []
+    for override in (argument for argument in arguments if "=" in argument or argument.startswith("~")):
+        try:
+            compose_config(name, [*accepted, override])
+            accepted.append(override)
+        except (HydraException, OmegaConfBaseException):
+            if (reason := _refusal(override, compose_config(name, accepted))) is not None:
+                return reason
+    return None
+
+
+def _refusal(override: str, config: DictConfig) -> str | None:
+    """Why an override does not fit a configuration; None if its key fits."""
+    key = override_key(override)
+    if key.startswith("hydra") or "@" in key:
+        return None
+    exists = OmegaConf.select(config, key, default=MISSING) is not MISSING
+    if override.startswith("+"):
+        return f"{key}: exists already; set it without +." if exists and not override.startswith("++") else None
+    if exists:
+        return None
+    if key in group_names():
         return f"{key}: is not in the defaults list; add it with +{key}=OPTION."
-    return f"{key}: there is no such key; {suggest(key, _known_keys(compose_config(name), key))}."
+    return f"{key}: there is no such key; {suggest(key, _known_keys(config, key))}."
 
 
 def _known_keys(config: DictConfig, key: str) -> list[str]:
@@ -64,7 +67,7 @@ def _known_keys(config: DictConfig, key: str) -> list[str]:
 def remove_empty_run(directory: Path) -> None:
     """Remove the directory of a run that did not begin, if it has only Hydra's files."""
     logs = list(directory.glob("*.log"))
-    if set(directory.iterdir()) <= {directory / ".hydra", *logs}:
+    if directory.is_dir() and set(directory.iterdir()) <= {directory / ".hydra", *logs}:
         shutil.rmtree(directory / ".hydra", ignore_errors=True)
         for log in logs:
             log.unlink(missing_ok=True)

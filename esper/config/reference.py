@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]  # a dependency of Hydra, without type stubs
 from hydra.utils import get_object
 
-from esper.config.compose import CONF
+from esper.command_line import CONF
 
 COMMANDS = ("run", "evaluate")
 USAGE = {  # how to choose an option of groups that are not in a defaults list

@@ -8,24 +8,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from esper.blueprints import blueprint
 from esper.config.build import build, grows_hosts, outline_host
-from esper.config.compose import compose_config
+from esper.config.schema import EvaluationConfig, RunConfig
+from esper.config.signatures import check_target, check_value, signature_types
 from esper.config.suggest import suggest
-from esper.rewards import terms as reward_terms
 from esper.telemetry.metrics import METRICS, find_metric
 
 
 def check_training_config(config: DictConfig) -> None:
     """Refuse a configuration of `esper.run` that cannot be trained with."""
-    check_top_level_keys(config, "run")
-    counts = {"rounds": config.rounds, "environment.envs": config.environment.envs, "decisions": config.decisions or 1}
-    for key, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{key}={value}: must be a whole number of at least 1.")
-    if not isinstance(config.validate_every, int) or config.validate_every < 0:
-        raise ValueError(f"validate_every={config.validate_every}: must be a whole number of at least 0.")
-    start = config.get("start")
-    if start is not None and not (isinstance(start, str) and start):
-        raise ValueError(f"start={start}: must name one trained controller, or be null.")
+    check_types(config, RunConfig)
     if str(config.trainer.precision) not in ("32", "32-true"):
         raise ValueError(
             f"trainer.precision={config.trainer.precision}: must be 32-true, so that log-probabilities of the update "
@@ -44,16 +35,29 @@ def check_training_config(config: DictConfig) -> None:
     if config.ppo.gamma != config.gamma:
         raise ValueError(f"ppo.gamma={config.ppo.gamma}: must be gamma={config.gamma}, which the reward uses.")
     if grows_hosts(config):
-        check_config(config)
+        _check_growth(config)
 
 
 def check_config(config: DictConfig) -> None:
-    """Refuse a configuration whose environment of growing hosts cannot be built."""
+    """Refuse a configuration of `esper.evaluate` whose environment of growing hosts cannot be built."""
+    check_types(config, EvaluationConfig)
+    _check_growth(config)
+
+
+def check_types(config: DictConfig, schema: type) -> None:
+    """Refuse unknown keys, and values that do not fit the annotations of the schema or of the targets."""
+    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(plain, dict)
+    target = config.environment.get("_target_")
+    check_target("environment._target_", target)
+    unused = set() if "rules" in (signature_types(target) or {}) else {"lifecycle"}  # only some environments have rules
+    if schema is EvaluationConfig:
+        unused |= RunConfig.__annotations__.keys() - EvaluationConfig.__annotations__.keys()
+    check_value("", {key: value for key, value in plain.items() if key not in unused}, schema)
+
+
+def _check_growth(config: DictConfig) -> None:
     import_plugins(config)
-    for key in ("envs", "steps", "batch", "batches", "validation_batch", "gradient_stride"):
-        value = config.environment[key]
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"environment.{key}={value}: must be a whole number of at least 1.")
     if str(config.device).startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device={config.device}: there is no CUDA device here; cpu is allowed.")
     train = config.data.get("train")
@@ -80,35 +84,14 @@ def check_config(config: DictConfig) -> None:
 
 
 def _check_reward(config: DictConfig) -> None:
-    known = [
-        name
-        for name, term in vars(reward_terms).items()
-        if isinstance(term, type) and "weight" in vars(term).get("__annotations__", {})
-    ]
     for name, term in config.reward.terms.items():
-        if "_target_" not in term:
-            raise ValueError(f"reward.terms.{name}: has no _target_; the chosen reward has no such term.")
-        target = str(term._target_)
-        if target.startswith(f"{reward_terms.__name__}.") and target.rpartition(".")[2] not in known:
-            raise ValueError(f"reward.terms.{name}._target_={target}: must be one of {', '.join(sorted(known))}.")
         if "gamma" in term and term.gamma != config.gamma:
             raise ValueError(f"reward.terms.{name}.gamma={term.gamma}: must be gamma={config.gamma}, which PPO uses.")
 
 
-def check_top_level_keys(config: DictConfig, name: str) -> None:
-    """Refuse unknown top-level keys; nested keys are checked against the signatures of their targets."""
-    known = [str(key) for key in compose_config(name)]
-    for key in map(str, config):
-        if key not in known:
-            raise ValueError(f"{key}: there is no such key; {suggest(key, known)}.")
-
-
 def import_plugins(config: DictConfig) -> None:
     """Import the user's modules that register blueprints (`slots.plugins`)."""
-    names = config.slots.get("plugins") or []
-    if isinstance(names, str):
-        raise ValueError(f"slots.plugins={names}: must be a list, [{names}].")
-    for name in names:
+    for name in config.slots.get("plugins") or []:
         if not module_exists(name):
             raise ValueError(f"slots.plugins: there is no module {name}; its directory must be here or on PYTHONPATH.")
         import_module(name)

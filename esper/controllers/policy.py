@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,7 @@ class Policy(nn.Module):
         momentum: float | None,
         min_std: float,
         clip: float,
-        compile: str | None,
+        compile: Literal["default", "reduce-overhead", "max-autotune"] | None,
         masked: bool = True,  # the default is for checkpoints that do not have this setting
     ) -> None:
         super().__init__()

@@ -36,10 +36,10 @@ class PolicyController:
 
     Arguments:
         policy: the network
-        greedy: whether to take the most likely option of each head instead of sampling
+        greedy: whether to take the most likely option of each head instead of sampling; None samples too
     """
 
-    def __init__(self, policy: Policy, *, greedy: bool) -> None:
+    def __init__(self, policy: Policy, *, greedy: bool | None) -> None:
         self._policy, self._greedy = policy, greedy
         self._noise_width = noise_width(policy.layout)
         self.flops = policy.flops

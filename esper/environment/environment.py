@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from esper.data import Data
 from esper.environment.accounting import CostAccounting, batches_for
 from esper.environment.governor import Governor, RollbackReason
 from esper.environment.host_pool import HostPool
-from esper.environment.host_run import PRECISIONS, HostRun, HostRunOptions, StepPlan
+from esper.environment.host_run import HostRun, HostRunOptions, StepPlan
 from esper.environment.record import StepRecord, net_score
 from esper.environment.snapshots import SnapshotStore
 from esper.environment.start import EpisodeStart, initial_slots
@@ -80,8 +81,8 @@ class Environment:
         attribution_every: int,
         attribution_share: float,
         gradient_stride: int,
-        time_limit: str,
-        precision: str,
+        time_limit: Literal["terminate", "truncate"],
+        precision: Literal[32, "32", "bf16", "fp16"],
         coadapt: bool,
         threads: int | None,
     ) -> None:
@@ -97,8 +98,6 @@ class Environment:
             raise ValueError(f"environment.attribution_every={attribution_every}: must be at least 0.")
         if not 0 < attribution_share <= 1:
             raise ValueError(f"environment.attribution_share={attribution_share}: must be above 0 and at most 1.")
-        _check_choice("time_limit", time_limit, ("terminate", "truncate"))
-        _check_choice("precision", precision, tuple(PRECISIONS))
         self.space, self.rules, self.data, self.envs, self.steps = space, rules, data, envs, steps
         self.name = data.name
         self.layout = Layout.from_space(space, BASE_WIDTH, SLOT_WIDTH)
@@ -339,8 +338,3 @@ class Environment:
 
     def _observe(self) -> Observation:
         return observe(self._view, legal(self._slots, self.space, self.rules))
-
-
-def _check_choice(key: str, value: str, allowed: Sequence[str]) -> None:
-    if str(value) not in allowed:
-        raise ValueError(f"environment.{key}={value}: must be one of {', '.join(allowed)}.")

@@ -48,8 +48,8 @@ class Comparison:
     """
 
     def __init__(self, config: DictConfig, directory: Path) -> None:
-        check_arms(config)
         check_config(config)
+        check_arms(config)
         self.config, self.directory = config, directory
         self.arms = selected_arms(config)
         self.environment: Environment = build_environment(config)

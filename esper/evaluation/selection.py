@@ -40,8 +40,6 @@ def check_arms(config: DictConfig) -> None:
     """Refuse arms that cannot run, before anything is built."""
     if not grows_hosts(config):
         raise ValueError(f"environment={config.environment._target_}: must be one that grows hosts.")
-    if not isinstance(config.episodes, int) or config.episodes < 1:
-        raise ValueError(f"episodes={config.episodes}: must be a whole number of at least 1.")
     if config.controllers is not None and not config.controllers:
         raise ValueError(f"controllers=[]: must name at least one of {', '.join(ARMS)}, or be null or all.")
     reference = reference_arm(config)
@@ -60,8 +58,6 @@ def check_arms(config: DictConfig) -> None:
         raise ValueError(f"environment.envs={config.environment.envs}: must be at least 2 for the arm ppo_permuted.")
     if "best_open_loop" in arms and not checkpoint_names(config.ckpt) and config.schedules is None:
         raise ValueError("schedules=null: must be a number for the arm best_open_loop without a ckpt.")
-    if config.schedules is not None and (not isinstance(config.schedules, int) or config.schedules < 1):
-        raise ValueError(f"schedules={config.schedules}: must be a whole number of at least 1, or null.")
     if "replay" in arms and config.replay.records:
         load_recorded_actions(config)
     for name in checkpoint_names(config.ckpt):
@@ -71,7 +67,7 @@ def check_arms(config: DictConfig) -> None:
 
 def check_export(config: DictConfig, arms: Sequence[str]) -> None:
     selector = config.export
-    if not (selector is None or selector in ("best", *arms) or (isinstance(selector, int) and selector >= 0)):
+    if not (selector is None or selector in ("best", *arms) or isinstance(selector, int)):
         raise ValueError(
             f"export={selector}: must be best, an arm of this evaluation ({', '.join(arms)}), or the number of a line."
         )
@@ -80,8 +76,6 @@ def check_export(config: DictConfig, arms: Sequence[str]) -> None:
 def load_recorded_actions(config: DictConfig) -> list[dict[str, str]]:
     """The actions of the episode that `replay` repeats."""
     path, line = config.replay.records, config.replay.line
-    if not isinstance(line, int):
-        raise ValueError(f"replay.line={line}: must be a whole number.")
     lines = list(read_lines(Path(path)))
     if not lines:
         raise ValueError(f"replay.records={path}: has no episodes.")

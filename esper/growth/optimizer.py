@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,7 @@ class LRSchedule:
         final: factor at the end of the episode
     """
 
-    def __init__(self, *, shape: str, warmup: float, final: float) -> None:
-        if shape not in SHAPES:
-            raise ValueError(f"optimizer.schedule.shape={shape}: must be one of {', '.join(SHAPES)}.")
+    def __init__(self, *, shape: Literal["constant", "linear", "cosine"], warmup: float, final: float) -> None:
         for key, value in (("warmup", warmup), ("final", final)):
             if not 0 <= value < 1:
                 raise ValueError(f"optimizer.schedule.{key}={value}: must be at least 0 and below 1.")

@@ -1,11 +1,7 @@
 """Settings of PPO."""
 
 from dataclasses import dataclass
-from typing import get_type_hints
-
-VALUE_LOSSES = ("clipped", "huber", "squared")
-WEIGHTINGS = ("active", "joint")
-VALUE_TARGETS = ("episode", "rest", None)
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,10 @@ class PPOSettings:
     accumulate: int
     clip: float
     target_kl: float | None
-    head_weighting: str
-    value_target: str | None
+    head_weighting: Literal["active", "joint"]
+    value_target: Literal["episode", "rest"] | None
     value_coef: float
-    value_loss: str
+    value_loss: Literal["clipped", "huber", "squared"]
     value_bound: float
     entropy: float
     entropy_final: float | None
@@ -61,16 +57,9 @@ class PPOSettings:
     entropy_weights: dict[str, float] | None
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            if kind in (float, float | None) and not isinstance(value, int | kind):
-                raise ValueError(f"ppo.{name}={value}: must be a number.")
-        if not isinstance(self.entropy_weights, dict | None):
-            raise ValueError(f"ppo.entropy_weights={self.entropy_weights}: must be numbers by head, or null.")
         for key in ("epochs", "minibatches", "accumulate", "lr_rounds", "entropy_rounds"):
-            value = getattr(self, key)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"ppo.{key}={value}: must be a whole number of at least 1.")
+            if getattr(self, key) < 1:
+                raise ValueError(f"ppo.{key}={getattr(self, key)}: must be at least 1.")
         for key in ("lr", "clip", "value_bound", "grad_clip", "advantage_min_std"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"ppo.{key}={getattr(self, key)}: must be above 0.")
@@ -82,14 +71,6 @@ class PPOSettings:
                 raise ValueError(f"ppo.{key}={getattr(self, key)}: must be between 0 and 1.")
         if self.target_kl is not None and self.target_kl <= 0:
             raise ValueError(f"ppo.target_kl={self.target_kl}: must be above 0, or null for no limit.")
-        for key, allowed in (
-            ("value_loss", VALUE_LOSSES),
-            ("head_weighting", WEIGHTINGS),
-            ("value_target", VALUE_TARGETS),
-        ):
-            if getattr(self, key) not in allowed:
-                names = ", ".join("null" if value is None else value for value in allowed)
-                raise ValueError(f"ppo.{key}={getattr(self, key)}: must be one of {names}.")
         if self.value_target == "episode" and self.gamma != 1:
             raise ValueError(f"ppo.value_target=episode: must be rest if gamma={self.gamma} is not 1.")
 

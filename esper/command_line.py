@@ -1,0 +1,52 @@
+"""What the commands need before anything else is imported: the configuration's directory, help, and overrides."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+import yaml  # type: ignore[import-untyped]
+
+from esper.renames import renamed_override
+
+_PACKAGED = Path(__file__).parent / "conf"  # in an installed wheel
+CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
+HELP_FLAGS = {"--help", "-h"}
+
+
+def help_text(name: str) -> str:
+    """The help of a command. Hydra's own help takes seconds, because it composes the configuration for every group."""
+    template = yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))["hydra"]["help"]["template"]
+    options: dict[str, list[str]] = {}
+    for path in sorted(CONF.glob("*/**/*.yaml")):
+        options.setdefault(path.parent.relative_to(CONF).as_posix(), []).append(path.stem)
+    groups = [f"  {group}: {', '.join(names)}" for group, names in options.items()]
+    return Template(template).substitute(APP_CONFIG_GROUPS="\n".join(groups))
+
+
+def override_key(override: str) -> str:
+    """The key of an override: `ppo.lr` of `+ppo.lr=1e-3`."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def has_key(arguments: Sequence[str], key: str) -> bool:
+    """Whether an override sets a key."""
+    return key in map(override_key, arguments)
+
+
+def move_debug_last(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `debug=...` as `+debug=...` at the end, so that it overrides an experiment."""
+    debug = [argument for argument in arguments if override_key(argument) == "debug"]
+    others = [argument for argument in arguments if argument not in debug]
+    return [*others, *(f"+{argument.lstrip('+')}" for argument in debug)]
+
+
+def check_renamed(arguments: Sequence[str]) -> None:
+    """Refuse keys and options of version 0.1 on the command line; the message has the new name."""
+    for argument in arguments:
+        new = renamed_override(argument)
+        if new == argument:
+            continue
+        old_key, key = override_key(argument), override_key(new)
+        if old_key != key:
+            raise ValueError(f"{old_key}: is now {key}.")
+        raise ValueError(f"{argument}: is now {new}.")

@@ -1,0 +1,104 @@
+"""The keys of the commands and of the groups without a `_target_`, with their types.
+
+Arguments of targets have their types in the signatures of the targets.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypedDict
+
+from annotated_types import Ge, MinLen
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
+
+from esper.controllers import Policy
+from esper.data import Data
+from esper.environment import Governor
+from esper.growth import GrowthOptimizer
+from esper.hosts import Host
+from esper.lifecycle import ActionSpace, Rules
+from esper.ppo import Collector, PPOSettings, VectorEnv
+
+Count = Annotated[int, Ge(1)]
+Name = Annotated[str, MinLen(1)]
+
+
+class HostSet(TypedDict):
+    """Several hosts, of which each episode draws one."""
+
+    hosts: Mapping[str, Host] | None
+
+
+class SlotOptions(TypedDict):
+    """The group `slots`."""
+
+    names: list[str] | None
+    blueprints: list[str] | None
+    plugins: list[Name] | None
+
+
+class SweepOptions(TypedDict):
+    """The group `sweep`."""
+
+    skip_completed: bool
+
+
+class ReplayOptions(TypedDict):
+    """The episode that the arm `replay` plays."""
+
+    records: str | None
+    line: Annotated[int, Ge(0)]
+
+
+class NoOptions(TypedDict):
+    """A group without keys."""
+
+
+class TaskConfig(TypedDict):
+    """The keys that all commands have."""
+
+    host: Host | HostSet
+    data: Data
+    slots: SlotOptions
+    actions: ActionSpace
+    lifecycle: Rules
+    environment: VectorEnv
+    optimizer: GrowthOptimizer
+    governor: Governor
+    reward: Callable[..., Any]
+    seed: int
+    gamma: float
+    device: Name
+    resume: str | None
+
+
+class RunConfig(TaskConfig):
+    """The configuration of `esper.run`."""
+
+    policy: Policy
+    ppo: PPOSettings
+    collector: Collector
+    trainer: Trainer
+    logger: Mapping[str, Logger | None] | None
+    callbacks: Mapping[str, Callback | None]
+    profiler: Profiler | NoOptions
+    name: Name
+    rounds: Count
+    decisions: Count | None
+    validate_every: Annotated[int, Ge(0)]
+    start: Name | None
+    optimized_metric: str
+    sweep: SweepOptions
+
+
+class EvaluationConfig(TaskConfig):
+    """The configuration of `esper.evaluate`; keys of `esper.run`, which experiments set, are not used."""
+
+    controller: Mapping[str, Callable[..., Any]]
+    controllers: str | list[str] | None
+    ckpt: str | list[str] | None
+    reference: str | None
+    episodes: Count
+    schedules: Count | None
+    replay: ReplayOptions
+    export: str | Annotated[int, Ge(0)] | None
