@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -45,14 +46,8 @@ def in_sweep() -> bool:
 
 
 def is_rank_zero() -> bool:
-    """Whether this is the only process of a distributed run that prints and writes."""
-    ranks = [os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ]
-    return not ranks or int(ranks[0]) == 0
-
-
-def print_rank_zero(text: str) -> None:
-    if is_rank_zero():
-        print(text)
+    """Whether this is the process of a distributed run that prints and writes."""
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
 def run_job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bool], RunMetrics]) -> float | None:
@@ -68,7 +63,7 @@ def run_job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bo
         check_single_process(config, HydraConfig.get().launcher)
         metrics = completed_metrics(config, directory) if config.sweep.skip_completed else None
         if metrics is not None:
-            print_rank_zero(f"{directory}: finished already")
+            rank_zero_only(print)(f"{directory}: finished already")
         else:
             resume = config.sweep.skip_completed and (directory / "checkpoints").is_dir()
             if is_rank_zero():

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints, is_typeddict
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AllowInfNan, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from esper.config.suggest import suggest
 from esper.renames import KEYS, TARGETS
@@ -122,7 +122,8 @@ def describe(annotation: Any, *, plural: bool = False) -> str:
     if annotation is Path:
         return describe(str, plural=plural)
     if origin is Annotated:
-        return " ".join([describe(arguments[0], plural=plural), *_describe_constraints(arguments[1:])])
+        words = " ".join([describe(arguments[0], plural=plural), *_describe_constraints(arguments[1:])])
+        return words.replace("finite ", "") if AllowInfNan() in arguments[1:] else words
     if origin is Literal:
         return f"one of {', '.join(dict.fromkeys('null' if option is None else str(option) for option in arguments))}"
     if origin in (Union, UnionType):

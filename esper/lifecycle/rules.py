@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import AllowInfNan
 from torch import Tensor
 
 from esper.lifecycle.slots import Slots
@@ -27,7 +29,7 @@ class Gate:
     dwell: int | None = None
     full_alpha: bool = False
     health: float | None = None
-    contribution: float | None = None
+    contribution: Annotated[float, AllowInfNan()] | None = None
 
     def __post_init__(self) -> None:
         for key, value in (("health", self.health), ("contribution", self.contribution)):

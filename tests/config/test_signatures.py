@@ -6,6 +6,7 @@ import pytest
 from annotated_types import Ge, Gt, Lt, MinLen
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import AllowInfNan
 
 from esper.config import check_config, check_training_config, compose_config, load_preset
 from esper.config.signatures import check_value, describe
@@ -34,6 +35,7 @@ def build_gate(gate: Gate, *, rate: float) -> Gate:
         (Literal["a", 2, None], ["a", 2, None], ["b", 1], "one of a, 2, null"),
         (Annotated[int, Ge(1)], [1], [0, 1.5], "a whole number of at least 1"),
         (Annotated[float, Gt(0), Lt(1)], [0.5], [0, 1], "a finite number above 0 and below 1"),
+        (Annotated[float, AllowInfNan()] | None, [float("-inf"), None], ["a"], "a number, or null"),
         (Annotated[str, MinLen(1)], ["a"], [""], "a string that is not empty"),
         (Sequence[str], [[], ["a"]], ["a", [1], {}, None], "a list of strings"),
         (tuple[float, float], [[1, 2.5]], [[1], [1, "a"], "ab", 1], "a list of 2 finite numbers"),
