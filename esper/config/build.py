@@ -20,6 +20,7 @@ from esper.data import DataError
 from esper.environment import Environment
 from esper.hosts import Host
 from esper.lifecycle import ActionSpace
+from esper.plugins import check_optional_package
 from esper.renames import KEYS, TARGETS
 
 
@@ -87,6 +88,7 @@ def build_vector_env(config: DictConfig) -> Any:
     if grows_hosts(config):
         return build_environment(config)
     available = {"space": partial(build_action_space, config), "rules": partial(build, config.lifecycle)}
+    check_optional_package(config.environment._target_, f"environment._target_={config.environment._target_}")
     accepted = signature(get_object(config.environment._target_)).parameters
     built = {name: make() for name, make in available.items() if name in accepted}
     return build_with(config.environment, **built, reward=build(config.reward))
