@@ -17,6 +17,7 @@ from esper.config import CONF, check_renamed, override_key, remove_empty_run, ru
 from esper.data import DataError
 from esper.evaluation.output import make_console
 from esper.evaluation.run import evaluate
+from esper.files import OutputError, output_errors
 
 
 def check_unused_directory(arguments: Sequence[str]) -> None:
@@ -43,8 +44,9 @@ def main(config: DictConfig) -> None:
                 console.print(f"changed     {change}", soft_wrap=True)
         else:
             config = apply_trained_values(config, overrides, checkpoint_names(config.ckpt))
-        evaluate(config, directory, console, f"python {shlex.join(sys.orig_argv[1:])}", overrides)
-    except (ValueError, DataError) as error:
+        with output_errors(directory, "esper.evaluate", EVALUATION.file):
+            evaluate(config, directory, console, f"python {shlex.join(sys.orig_argv[1:])}", overrides)
+    except (ValueError, DataError, OutputError) as error:
         if not is_resumed:
             remove_empty_run(directory)
         sys.exit(str(error))

@@ -11,6 +11,7 @@ from pathlib import Path
 from esper.evaluation.gather import gather_all, list_training_runs, select_episodes
 from esper.evaluation.output import make_console, write_results
 from esper.evaluation.provenance import merge_provenance
+from esper.files import describe_os_error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         write_combined_report(options.places, options.out, options.reference)
     except OSError as error:
-        sys.exit(f"{error.filename}: {error.strerror}.")
+        sys.exit(describe_os_error(error))
     except ValueError as error:
         sys.exit(str(error))
 

@@ -14,7 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from esper.config.compose import compose_config, group_names
+from esper.config.output import OutputDirectory
 from esper.config.suggest import suggest
+from esper.files import describe_os_error
 
 
 def run_app(main: Callable[[], None], name: str) -> None:
@@ -28,8 +30,14 @@ def run_app(main: Callable[[], None], name: str) -> None:
         main()
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(_describe_error(error, name))
-    except PermissionError as error:
-        sys.exit(f"{error.filename}: {error.strerror}.")
+    except (OSError, ValueError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__  # logging wraps that of its file
+        if not isinstance(cause, OSError):
+            raise
+        directory = OutputDirectory.current
+        if directory is not None and OutputDirectory.is_new and directory.is_dir():
+            remove_empty_run(directory)
+        sys.exit(describe_os_error(cause, directory))
     except KeyboardInterrupt:
         sys.exit(130)  # the exit code that shells use
 
