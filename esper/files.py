@@ -16,9 +16,9 @@ class OutputError(Exception):
 def write_file(path: Path, content: bytes | str) -> None:
     """Write a file atomically: after an error or a kill, an earlier file of this name is unchanged."""
     unfinished = path.with_name(f"{path.name}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with named_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             with unfinished.open("wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
