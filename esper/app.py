@@ -38,7 +38,12 @@ def run_app(main: Callable[[], None], name: str, prepare: Callable[[list[str]], 
         from esper.config.errors import describe_error
 
         sys.exit(describe_error(error, name, arguments))
-    except OSError as error:
-        sys.exit(f"{error.filename}: {error.strerror}.")
+    except (OSError, ValueError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__  # logging wraps that of its file
+        if not isinstance(cause, OSError):
+            raise
+        from esper.config.errors import describe_output_error
+
+        sys.exit(describe_output_error(cause))
     except KeyboardInterrupt:
         sys.exit(130)  # the exit code that shells use

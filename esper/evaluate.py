@@ -26,6 +26,7 @@ def main(config: DictConfig) -> None:
     from esper.data import DataError
     from esper.evaluation.output import make_console
     from esper.evaluation.run import evaluate
+    from esper.files import OutputError, output_errors
 
     torch.set_num_threads(1)  # environments run in threads of their own
     console = make_console()
@@ -39,8 +40,9 @@ def main(config: DictConfig) -> None:
                 console.print(f"changed     {change}", soft_wrap=True)
         else:
             config = apply_trained_values(config, overrides, checkpoint_names(config.ckpt))
-        evaluate(config, directory, console, f"python {shlex.join(sys.orig_argv[1:])}", overrides)
-    except (ValueError, DataError) as error:
+        with output_errors(directory, "esper.evaluate", RECORDS):
+            evaluate(config, directory, console, f"python {shlex.join(sys.orig_argv[1:])}", overrides)
+    except (ValueError, DataError, OutputError) as error:
         if not is_resumed:
             remove_empty_run(directory)
         sys.exit(str(error))

@@ -21,6 +21,7 @@ from gymnasium.spaces import Box, Discrete
 from esper.config import build_environment, check_config, compose_config
 from esper.lifecycle import ActionSpace, Layout, Masks
 from esper.observation import Observation, PolicyInputs
+from esper.plugins import import_user_module
 from esper.rng import derive_seed
 
 NAME = "esper/Growth-v0"
@@ -108,7 +109,8 @@ class GymnasiumVectorEnv:
     Masks are those of the environment's `action_masks()`, or all true if it has none.
 
     Arguments:
-        name: id of an environment with discrete actions and a flat box of features, for gymnasium.make
+        name: id of an environment with discrete actions and a flat box of features, for gymnasium.make; `module:id`
+            imports a module that registers it
         envs: number of environments
         steps: maximum length of an episode, after which it is truncated; None = the environment's own limit
         features: indices of the features in the observation; None = all
@@ -119,6 +121,7 @@ class GymnasiumVectorEnv:
             raise ValueError(f"environment.envs={envs}: must be at least 1.")
         if steps is not None and steps < 1:
             raise ValueError(f"environment.steps={steps}: must be at least 1, or null for the environment's own limit.")
+        _import_modules(name)
         try:
             self._envs = [gymnasium.make(name, max_episode_steps=steps) for _ in range(envs)]
         except gymnasium.error.Error as error:
@@ -184,6 +187,16 @@ class GymnasiumVectorEnv:
         no_slot_features = torch.zeros(self.envs, 1, 0)
         masks = Masks(op, torch.zeros(*op.shape, 1, dtype=torch.bool), {})
         return PolicyInputs(base, no_slot_features, torch.zeros(self.envs, 1, dtype=torch.int64), masks)
+
+
+def _import_modules(name: str) -> None:
+    """Import the modules of an environment: the one that registers it and the one of its class."""
+    module, _, registered = name.rpartition(":")
+    if module:
+        import_user_module(module, f"environment.name={name}")
+    spec = gymnasium.registry.get(registered)
+    if spec is not None and isinstance(spec.entry_point, str):
+        import_user_module(spec.entry_point.partition(":")[0], f"environment.name={name}")
 
 
 if NAME not in gymnasium.registry:

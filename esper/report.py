@@ -8,6 +8,8 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from esper.files import describe_os_error
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m esper.report", description=__doc__)
@@ -20,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         write_combined_report(options.places, options.out, options.reference)
     except OSError as error:
-        sys.exit(f"{error.filename}: {error.strerror}.")
+        sys.exit(describe_os_error(error))
     except ValueError as error:
         sys.exit(str(error))
 

@@ -23,7 +23,8 @@ def main(config: DictConfig) -> float | None:
     from esper.checkpoints.resume import merge_overrides
     from esper.config import remove_empty_run
     from esper.data import DataError
-    from esper.ppo import DivergedError, RankLostError
+    from esper.files import OutputError, output_errors
+    from esper.ppo import LAST, DivergedError, RankLostError
     from esper.sweeps import in_sweep, is_rank_zero, run_job
     from esper.training import train
 
@@ -41,10 +42,11 @@ def main(config: DictConfig) -> float | None:
             config, changes = merge_overrides(config, directory, overrides=overrides)
             for change in changes:
                 console.print(f"changed     {change}", soft_wrap=True)
-        metrics = train(config, directory, console, overrides if resumed else None)
+        with output_errors(directory, "esper.run", f"checkpoints/{LAST}"):
+            metrics = train(config, directory, console, overrides if resumed else None)
     except RankLostError as error:
         sys.exit(f"{error}; resume with python -m esper.run resume={directory}")
-    except (ValueError, DataError, DivergedError) as error:
+    except (ValueError, DataError, DivergedError, OutputError) as error:
         if not resumed:
             remove_empty_run(directory)
         sys.exit(str(error))

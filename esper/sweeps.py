@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from esper.checkpoints.runs import list_runs, read_overrides, read_yaml
 from esper.config import module_exists, override_key
 from esper.data import DataError
 from esper.evaluation.training_runs import run_names
+from esper.files import OutputError, describe_os_error, output_errors, write_file
 from esper.ppo import DivergedError, RankLostError, world_size
 from esper.renames import SUMMARY_KEYS, renamed_override
 
@@ -68,10 +69,11 @@ def run_job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bo
             resume = config.sweep.skip_completed and (directory / "checkpoints").is_dir()
             if is_rank_zero():
                 (directory / SUMMARY).unlink(missing_ok=True)  # of an earlier run in this directory
-            metrics = train(share_cores(config, HydraConfig.get().launcher), resume)
+            with output_errors(directory):
+                metrics = train(share_cores(config, HydraConfig.get().launcher), resume)
     except (Exception, SystemExit) as error:
         on_all_ranks = isinstance(error, ValueError | SystemExit | DataError | DivergedError)
-        reason = write_failure(error, directory, plain=on_all_ranks or isinstance(error, RankLostError))
+        reason = write_failure(error, directory, plain=on_all_ranks or isinstance(error, RankLostError | OutputError))
         if is_rank_zero():
             print(f"{directory}: failed: {reason}", file=sys.stderr)
         if world_size() > 1 and not on_all_ranks:
@@ -88,7 +90,8 @@ def write_failure(error: BaseException, directory: Path, plain: bool) -> str:
     reason = " ".join((f"{error}" if plain else f"{type(error).__name__}: {error}").split())
     trace = "" if plain else "\n" + "".join(traceback.format_exception(error))
     if is_rank_zero():
-        (directory / FAILED).write_text(f"{reason}\n{trace}", encoding="utf-8")
+        with suppress(OSError):  # the disk may be full; the reason is printed too
+            (directory / FAILED).write_text(f"{reason}\n{trace}", encoding="utf-8")
     return reason
 
 
@@ -178,9 +181,12 @@ class SweepCallback(Callback):
             check_same_sweep(directory, config)
         except ValueError as error:
             sys.exit(str(error))
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / FAILED).unlink(missing_ok=True)
-        OmegaConf.save(config, directory / SWEEP_CONFIG)  # not every sweeper writes it
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / FAILED).unlink(missing_ok=True)
+            write_file(directory / SWEEP_CONFIG, OmegaConf.to_yaml(config))  # not every sweeper writes it
+        except OSError as error:
+            sys.exit(describe_os_error(error, directory))
         SweepCallback.current = directory
         os.environ[SWEEP_DIRECTORY] = str(directory)  # other ranks start later, and the time in its name has changed
 
@@ -228,5 +234,7 @@ def summarise_on_failure() -> Iterator[None]:
         print_sweep_summary(directory)
         if isinstance(error, SystemExit | KeyboardInterrupt | HydraException | OmegaConfBaseException):
             raise
+        if isinstance(error, OSError):
+            sys.exit(f"the sweep ended early: {describe_os_error(error, directory)}")
         reason, _, _ = write_failure(error, directory, plain=False).partition(". ")
         sys.exit(f"the sweep ended early: {reason} ({directory / FAILED} has the traceback).")

@@ -30,6 +30,7 @@ from esper.config import (
     grows_hosts,
 )
 from esper.environment import Environment
+from esper.files import write_file
 from esper.ppo import (
     LAST,
     PPO,
@@ -222,9 +223,7 @@ def finish_run(config: DictConfig, directory: Path, console: Console, module: PP
         draw_rounds(rounds, f"{config.name}, seed {config.seed}", directory / "rounds.png")
     metrics = {name: value if math.isfinite(value) else None for name, value in module.latest_metrics.items()}
     summary = {**asdict(module.counters), "requested": requested_length(config), "seconds": seconds, **metrics}
-    unfinished = directory / "summary.part"
-    unfinished.write_text(json.dumps(summary, indent=2, allow_nan=False))
-    unfinished.replace(directory / SUMMARY)
+    write_file(directory / SUMMARY, json.dumps(summary, indent=2, allow_nan=False))
     files = [name for name in ("rounds.png", "rounds.jsonl", SUMMARY) if (directory / name).exists()]
     console.print(f"{directory}/{', '.join(files)}", soft_wrap=True)
     console.print("next:")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from esper.checkpoints import save_controller
+from esper.files import describe_os_error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -16,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         size = save_controller(parsed.run, parsed.file)
     except OSError as error:
-        sys.exit(f"{error.filename}: {error.strerror}.")
+        sys.exit(describe_os_error(error))
     except ValueError as error:
         sys.exit(str(error))
     print(f"{parsed.file}: {size / 1e3:,.0f} kB; evaluate it with python -m esper.evaluate ckpt={parsed.file}")

@@ -1,6 +1,5 @@
 """Resume a run, a sweep or an evaluation: find its directory and merge its configuration with new overrides."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from esper.checkpoints.runs import read_overrides, read_yaml
 from esper.command_line import move_debug_last, override_key
 from esper.config import compose_config, flatten, migrate_config
+from esper.files import write_file
 from esper.renames import renamed_override
 
 OUTPUTS, MULTIRUN = Path("outputs"), Path("multirun")
@@ -176,7 +176,4 @@ def save_config(config: DictConfig, directory: Path, overrides: Sequence[str]) -
     """Write configuration and overrides into the .hydra directory atomically; the next resume starts from them."""
     own = [override for override in overrides if override_key(override) != "resume"]
     for name, content in (("config", OmegaConf.to_yaml(config)), ("overrides", OmegaConf.to_yaml(own))):
-        path = directory / ".hydra" / f"{name}.yaml"
-        unfinished = path.with_suffix(".part")
-        unfinished.write_text(content)
-        os.replace(unfinished, path)
+        write_file(directory / ".hydra" / f"{name}.yaml", content)

@@ -11,7 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from esper.command_line import override_key
 from esper.config.compose import compose_config, group_names
+from esper.config.output import OutputDirectory
 from esper.config.suggest import suggest
+from esper.files import describe_os_error
 
 MISSING = object()
 
@@ -62,6 +64,14 @@ def _known_keys(config: DictConfig, key: str) -> list[str]:
     if isinstance(node, DictConfig):
         return [f"{parent}.{child}" for child in map(str, node)]
     return [*map(str, config), *group_names()]
+
+
+def describe_output_error(error: OSError) -> str:
+    """One sentence for a file of a run that cannot be written; a new directory without results is removed."""
+    directory = OutputDirectory.current
+    if directory is not None and OutputDirectory.is_new:
+        remove_empty_run(directory)
+    return describe_os_error(error, directory)
 
 
 def remove_empty_run(directory: Path) -> None:

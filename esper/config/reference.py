@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]  # a dependency of Hydra, without type stubs
+import yaml  # type: ignore[import-untyped]  # has no type stubs
 from hydra.utils import get_object
 
 from esper.command_line import CONF

@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import AllowInfNan, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from esper.config.suggest import suggest
+from esper.plugins import check_optional_package, describe_import_error
 from esper.renames import KEYS, TARGETS
 
 HYDRA_KEYS = {  # of a node with `_target_`, besides the arguments of its target
@@ -72,6 +73,7 @@ def check_target(key: str, target: Any) -> Any:
         raise ValueError(f"{key}={_shorten(target)}: must be the full name of a class or function.")
     if target in TARGETS:
         raise ValueError(f"{key}={target}: is now {TARGETS[target]}.")
+    check_optional_package(target, f"{key}={target}")
     try:
         found = resolve_name(target)
     except Exception as error:  # a user's module may raise anything when it is imported
@@ -87,7 +89,7 @@ def _import_failure(target: str, error: Exception) -> str:
     if module in sys.modules:
         public = [name for name in vars(sys.modules[module]) if not name.startswith("_")]
         return f"there is no such class or function; {suggest(name, public)}"
-    return f"cannot be imported ({_shorten(' '.join(str(error.__cause__ or error).split()))})"
+    return f"cannot be imported ({describe_import_error(error)})"
 
 
 @cache

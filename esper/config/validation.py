@@ -1,6 +1,5 @@
 """Checks of a whole configuration, before data is loaded and objects are built."""
 
-from importlib import import_module
 from importlib.util import find_spec
 
 import torch
@@ -11,6 +10,7 @@ from esper.config.build import build, grows_hosts, outline_host
 from esper.config.schema import EvaluationConfig, RunConfig
 from esper.config.signatures import check_target, check_value, signature_types
 from esper.config.suggest import suggest
+from esper.plugins import import_user_module
 from esper.telemetry.metrics import METRICS, find_metric
 
 
@@ -92,9 +92,7 @@ def _check_reward(config: DictConfig) -> None:
 def import_plugins(config: DictConfig) -> None:
     """Import the user's modules that register blueprints (`slots.plugins`)."""
     for name in config.slots.get("plugins") or []:
-        if not module_exists(name):
-            raise ValueError(f"slots.plugins: there is no module {name}; its directory must be here or on PYTHONPATH.")
-        import_module(name)
+        import_user_module(name, f"slots.plugins={list(config.slots.plugins)}")
 
 
 def module_exists(module: str) -> bool:

@@ -12,11 +12,10 @@ import tarfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, ClassVar, Unpack
+from typing import IO, Any, ClassVar, Unpack, cast
 
 import numpy as np
 import torch
-from numpy._core import multiarray
 from PIL import Image, UnidentifiedImageError
 
 from esper.data import synthetic
@@ -42,6 +41,8 @@ CHANNEL_MEANS = {  # red, green, blue, on the scale 0 to 255: a checksum that is
 PIXELS = 3 * SIDE * SIDE
 PICKLED = "cifar-10-batches-py"
 BINARY = "cifar-10-batches-bin"
+
+RECONSTRUCT = cast(tuple[Any, ...], np.empty(0).__reduce__())[0]  # numpy's function that pickled arrays call
 
 Batch = tuple[np.ndarray, np.ndarray]  # uint8 pixels [n, 3072], channel by channel, and labels [n]
 log = logging.getLogger(__name__)
@@ -129,8 +130,8 @@ class _Unpickler(pickle.Unpickler):
     """Unpickles numpy arrays only: a pickle with another class could run any code."""
 
     ALLOWED: ClassVar[dict[tuple[str, str], Callable[..., object]]] = {
-        ("numpy.core.multiarray", "_reconstruct"): multiarray._reconstruct,
-        ("numpy._core.multiarray", "_reconstruct"): multiarray._reconstruct,
+        ("numpy.core.multiarray", "_reconstruct"): RECONSTRUCT,
+        ("numpy._core.multiarray", "_reconstruct"): RECONSTRUCT,
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): np.dtype,
     }

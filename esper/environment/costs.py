@@ -40,6 +40,7 @@ class HostCosts:
             if stop is not None:
                 self._features[stop] = x
         self.segments = counted if stated is None else stated
+        self.outputs = x.shape[-1]
 
     def seed(self, slot: str, name: str, blend: Blend) -> Flops:
         """The cost of a seed in a slot, its blend gate included."""

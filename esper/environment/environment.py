@@ -108,6 +108,7 @@ class Environment:
         )
         example, _ = next(data.batches("validation", 1))
         self.host_pool = HostPool(hosts, example, space.slots)
+        self.host_pool.check_outputs(data)
         self._threads = min(envs, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
         self._runs: list[HostRun] = []

@@ -5,6 +5,7 @@ from itertools import product
 
 from torch import Tensor
 
+from esper.data import Data
 from esper.environment.costs import HostCosts
 from esper.hosts import Host
 from esper.rng import derive_seed
@@ -30,6 +31,16 @@ class HostPool:
                     )
         if len({costs.slots for costs in self._costs.values()}) > 1:
             raise ValueError(f"hosts={', '.join(hosts)}: must have the same slots in the same order.")
+
+    def check_outputs(self, data: Data) -> None:
+        """Refuse hosts with fewer outputs than the data set has classes or tokens."""
+        key, plural = ("vocabulary", "tokens") if data.kind == "text" else ("classes", "classes")
+        for name, costs in self._costs.items():
+            if costs.outputs < data.options:
+                path = f"host.{key}" if len(self) == 1 else f"host.hosts.{name}.{key}"
+                raise ValueError(
+                    f"{path}={costs.outputs}: must be at least {data.options}, the {plural} of {data.name}."
+                )
 
     def __len__(self) -> int:
         return len(self._hosts)

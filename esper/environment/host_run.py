@@ -259,7 +259,7 @@ def gradient_health(parameters: list[torch.nn.Parameter], clip: float) -> Tensor
     if not gradients:
         return torch.full((), torch.nan, device=parameters[0].device)
     unit = clip if math.isfinite(clip) else 1.0
-    norms = torch.stack(torch._foreach_norm(gradients)).float()
+    norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]).float()
     health = 1 - 0.5 * (norms < VANISHING * unit).float().mean() - 0.8 * (norms > EXPLODING * unit).float().mean()
     return torch.where(norms.isfinite().all(), health, torch.zeros_like(health))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from esper.evaluation.statistics import Estimate
+from esper.files import write_file
 
 DPI = 110
 NUMERIC = re.compile(r"[-+\d.,x\[\] ]*")  # numbers, factors, intervals, or an empty cell
@@ -77,13 +78,11 @@ def write_report(directory: Path, title: str, sections: Sequence[Section]) -> li
     images = {
         block.name: _to_png(block.figure) for s in sections for block in s.blocks if isinstance(block, ReportFigure)
     }
-    folder = directory / "pictures"
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in images.items():
-        (folder / f"{name}.png").write_bytes(content)
+        write_file(directory / "pictures" / f"{name}.png", content)
     texts = {"report.md": _to_markdown(title, sections), "report.html": _to_html(title, sections, images)}
     for name, text in texts.items():
-        (directory / name).write_text(text, encoding="utf-8")
+        write_file(directory / name, text)
     return [directory / name for name in texts]
 
 

@@ -18,6 +18,7 @@ from esper.evaluation.results import RESULT_METRICS, TaskResults, group_by_task,
 from esper.evaluation.sections import FEW_SEEDS_NOTE, describe_difference, pick_reference, report_sections
 from esper.evaluation.statistics import MIN_UNITS, paired_difference
 from esper.evaluation.training_runs import TrainingRun, training_table
+from esper.files import write_file
 from esper.records import EpisodeRecord
 
 PRINT_WIDTH = 120  # columns of output that goes into a file
@@ -52,7 +53,7 @@ def write_results(
         console.print(FEW_SEEDS_NOTE, soft_wrap=True)
     results = {task.title: _arm_results(task, pick_reference(task, provenance.reference)) for task in tasks}
     text = json.dumps({**saved, "tasks": results}, indent=2)
-    (directory / EVALUATION_FILE).write_text(text, encoding="utf-8")
+    write_file(directory / EVALUATION_FILE, text)
     paths = write_report(directory, *report_sections(tasks, provenance, runs))
     console.print(f"{directory}/{', '.join(path.name for path in paths)}, {EVALUATION_FILE}", soft_wrap=True)
     return results

@@ -11,7 +11,7 @@ for all arms that are compared. With one controller, the interval is valid for t
 several tasks is the mean over tasks: a pooled interquartile mean would trim values that are large in one task only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -24,6 +24,7 @@ LEVEL = 0.95
 RESAMPLES = 2_000
 MIN_UNITS = 6  # with fewer, all agree at random in more than one case of twenty, and intervals are unreliable
 TRIM = 0.25  # share of the values that the interquartile mean drops at each end
+CHUNK_VALUES = 1 << 20  # values of resamples in memory at once: 8 MB, and a few copies
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def estimate(
 ) -> Estimate:
     """The mean over tasks of a statistic of each task's values, with its interval."""
     observed = [statistic(scores.ravel()) for scores in strata]
-    resampled = [statistic(values) for values in _resample(strata, resamples, rng_seed)]
+    chunks = _resample(strata, resamples, rng_seed, _chunk_size(strata))
+    resampled = np.concatenate([[statistic(values) for values in chunk] for chunk in chunks], axis=-1)
     return _with_interval(np.mean(observed, axis=0), np.mean(resampled, axis=0), interval_quantiles(strata))
 
 
@@ -77,9 +79,12 @@ def probability_of_improvement(
 
     It is the Mann-Whitney statistic divided by the number of pairs; ties count half.
     """
+    chunk = _chunk_size([*ours, *theirs])
     # one rng_seed: both sides resample the same rows and columns
-    pairs = zip(_resample(ours, resamples, rng_seed), _resample(theirs, resamples, rng_seed), strict=True)
-    resampled = [_share_above(mine, other) for mine, other in pairs]
+    sides = (_resample(side, resamples, rng_seed, chunk) for side in (ours, theirs))
+    resampled = np.concatenate(
+        [[_share_above(*pair) for pair in zip(*chunks, strict=True)] for chunks in zip(*sides, strict=True)], axis=-1
+    )
     observed = [
         _share_above(mine.reshape(1, -1), other.reshape(1, -1))[0] for mine, other in zip(ours, theirs, strict=True)
     ]
@@ -91,35 +96,55 @@ def performance_profile(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Share of episodes that score above each threshold, and the bounds of its interval; each [thresholds]."""
     observed = np.concatenate([scores.ravel() for scores in strata])
-    resampled = np.concatenate(_resample(strata, resamples, rng_seed), axis=-1)
     shares = np.array([_share(observed > threshold, observed) for threshold in thresholds])
-    resampled_shares = np.array([_share(resampled > threshold, resampled) for threshold in thresholds])
+    chunks = (np.concatenate(c, axis=-1) for c in _resample(strata, resamples, rng_seed, _chunk_size(strata)))
+    resampled_shares = np.concatenate(
+        [[_share(chunk > threshold, chunk) for threshold in thresholds] for chunk in chunks], axis=-1
+    )
     low, high = np.nanquantile(resampled_shares, interval_quantiles(strata), axis=-1)
     return shares, low, high
 
 
-def _resample(strata: Strata, resamples: int, rng_seed: int) -> list[np.ndarray]:
-    """All values of each resample, for each task: [resamples, values].
+def _chunk_size(strata: Strata) -> int:
+    """Number of resamples that are processed at once, so that memory does not grow with their number."""
+    return max(1, CHUNK_VALUES // sum(scores.size for scores in strata))
+
+
+def _resample(strata: Strata, resamples: int, rng_seed: int, chunk: int) -> Iterator[list[np.ndarray]]:
+    """All values of `chunk` resamples at a time, for each task: [chunk, values].
 
     Arms with equal numbers of controllers and episode seeds get the same resamples.
     """
     row_rng, column_rng = np.random.default_rng([rng_seed, 0]), np.random.default_rng([rng_seed, 1])
     max_rows = max(max(scores.shape[:-1]) for scores in strata)
     fractions = row_rng.random((max_rows, 2, resamples))  # of our controllers, and of theirs if they are different
-    result = []
-    for scores in strata:
-        pairs = scores if scores.ndim == 3 else scores[:, None]
-        ours, theirs = ((fractions[:n, side].T * n).astype(int) for side, n in enumerate(pairs.shape[:2]))
-        columns = column_rng.integers(pairs.shape[2], size=(resamples, pairs.shape[2]))
-        values = pairs[ours[:, :, None, None], theirs[:, None, :, None], columns[:, None, None, :]]
-        result.append(values.reshape(resamples, -1))
-    return result
+    columns = [column_rng.integers(scores.shape[-1], size=(resamples, scores.shape[-1])) for scores in strata]
+    for start in range(0, resamples, chunk):
+        drawn = slice(start, start + chunk)
+        result = []
+        for scores, column in zip(strata, columns, strict=True):
+            pairs = scores if scores.ndim == 3 else scores[:, None]
+            ours, theirs = ((fractions[:n, side, drawn].T * n).astype(int) for side, n in enumerate(pairs.shape[:2]))
+            values = pairs[ours[:, :, None, None], theirs[:, None, :, None], column[drawn, None, None, :]]
+            result.append(values.reshape(len(values), -1))
+        yield result
 
 
 def _share_above(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """[resamples, n] and [resamples, m] -> [resamples]"""
-    gaps = (ours[:, :, None] - theirs[:, None, :]).reshape(len(ours), -1)
-    return _share((gaps > 0) + 0.5 * (gaps == 0), gaps)
+    """[resamples, n] and [resamples, m] -> [resamples]
+
+    Counted by rank, since all pairs of values would take n x m in memory. Halves are exact in floating point.
+    """
+    ordered = np.sort(theirs, axis=-1)  # NaN last
+    counts = np.stack([(~np.isnan(values)).sum(-1) for values in (ours, theirs)])
+    wins = np.empty(len(ours))
+    for row, (mine, other, count) in enumerate(zip(ours, ordered, counts[1], strict=True)):
+        present = mine[~np.isnan(mine)]
+        below, up_to = (np.searchsorted(other[:count], present, side) for side in ("left", "right"))
+        wins[row] = 0.5 * (below.sum() + up_to.sum())
+    with np.errstate(invalid="ignore"):
+        result: np.ndarray = wins / counts.prod(0)
+    return result
 
 
 def _share(wins: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -11,11 +11,11 @@ The file is a dictionary that torch loads with `weights_only=True`:
 | about | further plain data, such as how inputs are prepared |
 """
 
-import os
 import pickle
 import zipfile
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.files import write_buffered
 from esper.growth.model import GrowingHost, Mode, SeedSettings
 from esper.growth.seed import Seed
 from esper.hosts import Host
@@ -107,7 +108,7 @@ def export(
     rebuilt = _rebuild(contents, path)
     if type(rebuilt.host) is not type(model.host):
         raise ValueError(f"host.target={host['target']}: must be the class of the host, {type(model.host).__name__}.")
-    _write(contents, path)
+    write_buffered(path, partial(torch.save, contents))
 
 
 def load_grown(path: str | Path) -> GrownNetwork:
@@ -154,20 +155,6 @@ def _to_plain(key: str, value: object) -> object:
             f"{key}={value}: must be plain data, such as a number or a string, not {type(value).__name__}."
         )
     return value
-
-
-def _write(contents: dict[str, Any], path: Path) -> None:
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.part")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(contents, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,10 +5,10 @@ Lightning saves weights, normalisers and the optimizer's state. The entry `esper
 """
 
 import math
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from esper.files import write_buffered
 from esper.ppo.collector import StoppedError
 from esper.ppo.metadata import CheckpointMetadata
 from esper.ppo.module import PPO
@@ -26,17 +27,10 @@ LAST, BEST = "last.ckpt", "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a temporary file and then renames it, so that a readable file is left if the process is killed."""
+    """Writes a checkpoint as a whole or not at all: a full disk or a kill leaves the last one that was saved."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f"{target.name}.part")
-        with unfinished.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(target)
+        write_buffered(Path(path), partial(torch.save, checkpoint))
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,44 @@
 """Files of JSON lines: `episodes.jsonl` and `rounds.jsonl`."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from esper.files import named_errors
 from esper.records.record import EpisodeRecord
 
 
 class LineWriter:
     """Appends whole JSON lines and flushes them.
 
-    A last line that is incomplete, since an earlier writer was killed, is removed. `fresh` removes all lines.
+    A last line that is incomplete, since an earlier writer was killed or the disk was full, is removed. `fresh` removes
+    all lines.
     """
 
     def __init__(self, path: Path, fresh: bool = False) -> None:
+        self._path = path
         if path.exists():
             content = b"" if fresh else path.read_bytes()
             with path.open("r+b") as file:
                 file.truncate(content.rfind(b"\n") + 1)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
     def write(self, *lines: Mapping[str, Any]) -> None:
-        """Write lines in one call, so that lines that belong together are written together."""
-        self._file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-        self._file.flush()
+        """Write lines together: if one cannot be written, none of them is in the file."""
+        rest = memoryview("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode())
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            with named_errors(self._path):
+                while rest:  # the last bytes of a disk take a part of the lines
+                    rest = rest[self._file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(end)
+            raise
 
     def close(self) -> None:
         self._file.close()

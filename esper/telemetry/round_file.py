@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from esper.files import write_file
 from esper.records import LineWriter, read_lines
 
 
@@ -30,9 +31,7 @@ class RoundFile:
     def rewrite(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Replace all lines, atomically."""
         self.close()
-        temporary = self.path.with_suffix(".part")
-        temporary.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), encoding="utf-8")
-        temporary.replace(self.path)
+        write_file(self.path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
     def write(self, line: Mapping[str, Any]) -> None:
         if self._writer is None:

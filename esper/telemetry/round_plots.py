@@ -1,12 +1,14 @@
 """One figure of a run: score, explained variance, KL, entropy and ops over rounds."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from esper.files import write_buffered
 from esper.records import HELD_OUT
 
 
@@ -44,7 +46,7 @@ def draw_rounds(rounds: Sequence[dict[str, Any]], title: str, path: Path) -> Non
         axis.set_xlabel("decisions")
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize="x-small", loc="lower left" if axis is axes[1, 0] else "upper left")
-    figure.savefig(path, dpi=110)
+    write_buffered(path, partial(figure.savefig, format="png", dpi=110))
 
 
 def _plot_metric(axes: Axes, rounds: Sequence[dict[str, Any]], name: str, label: str, **style: Any) -> None:

@@ -4,12 +4,13 @@ from itertools import product
 
 import pytest
 import torch
+from omegaconf import DictConfig
 
-from esper.config import check_config
+from esper.config import build_environment, check_config
 from esper.environment import Environment
 from esper.records import EpisodeLog, make_record
 from esper.rng import derive_seed
-from tests.fixtures_environment import config, environment
+from tests.fixtures_environment import config, environment, text_config
 
 SINGLE = ("cifar_blind", "cifar_baseline")
 
@@ -79,3 +80,22 @@ def test_hosts_with_different_slots_are_refused_in_one_sentence() -> None:
         check_config(different)
     with pytest.raises(ValueError, match=r"^host\.hosts=\{\}: must have at least one host"):
         check_config(config("host=cifar_mixed", "host.hosts=null"))
+
+
+@pytest.mark.parametrize(
+    ("composed", "message"),
+    [
+        (config("host.classes=3"), r"^host\.classes=3: must be at least 10, the classes of synthetic_images\.$"),
+        (
+            config("host=cifar_mixed", "host.hosts.cifar_blind.classes=9"),
+            r"^host\.hosts\.cifar_blind\.classes=9: must be at least 10, the classes of synthetic_images\.$",
+        ),
+        (text_config("host.vocabulary=100"), r"^host\.vocabulary=100: must be at least 257, the tokens of synthetic_"),
+        (text_config("host.block_size=8"), r"^host\.block_size=8: must be at least the 16 tokens of the text\.$"),
+    ],
+    ids=["classes", "classes of one of several hosts", "vocabulary", "block size"],
+)
+def test_a_host_that_is_too_small_for_the_data_is_refused_in_one_sentence(composed: DictConfig, message: str) -> None:
+    check_config(composed)
+    with pytest.raises(ValueError, match=message):
+        build_environment(composed)

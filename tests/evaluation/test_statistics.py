@@ -1,3 +1,4 @@
+import tracemalloc
 from itertools import product
 
 import numpy as np
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from esper.evaluation import statistics
 from esper.evaluation.statistics import (
     Estimate,
     estimate,
@@ -173,3 +175,49 @@ def test_intervals_shrink_with_more_episode_seeds() -> None:
     many = estimate([np.array([[1.0, 2.0, 3.0, 4.0] * 25])])
     assert few.low < many.low < many.high < few.high
     assert estimate([np.array([[2.0]])]) == Estimate(2, 2, 2)
+
+
+def with_gaps(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Scores with ties and missing episodes."""
+    scores = rng.normal(size=shape).round(1)
+    return np.where(rng.random(shape) < 0.1, np.nan, scores)
+
+
+def test_intervals_do_not_depend_on_how_many_resamples_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = ([with_gaps(rng, rows, n) for n in (9, 20)] for rows in (3, 2))
+    pairs = [mine[:, None] - other[None] for mine, other in zip(ours, theirs, strict=True)]
+
+    def results() -> list[object]:
+        profile = performance_profile(ours, np.linspace(-1, 1, 5), resamples=97)
+        chance = probability_of_improvement(ours, theirs, resamples=97)
+        return [estimate(pairs, resamples=97), chance, *(bounds.tolist() for bounds in profile)]
+
+    whole = results()
+    for values in (1, 1000):
+        monkeypatch.setattr(statistics, "CHUNK_VALUES", values)
+        assert results() == whole
+
+
+def test_the_probability_of_improvement_counts_every_pair() -> None:
+    """All pairs of each resample, with half a win for a tie and none for a missing episode."""
+    rng = np.random.default_rng(0)
+    ours, theirs = [with_gaps(rng, 3, 20)], [with_gaps(rng, 2, 20)]
+    (mine,), (other,) = (next(statistics._resample(side, 97, 0, chunk=97)) for side in (ours, theirs))
+    gaps = (mine[:, :, None] - other[:, None, :]).reshape(97, -1)
+    shares = np.nanmean(np.where(np.isnan(gaps), np.nan, (gaps > 0) + 0.5 * (gaps == 0)), axis=-1)
+    found = probability_of_improvement(ours, theirs, resamples=97)
+    assert [found.low, found.high] == np.quantile(shares, interval_quantiles(ours)).tolist()
+
+
+def test_memory_of_a_comparison_does_not_grow_with_pairs_or_resamples() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = [rng.normal(size=(1, 500))], [rng.normal(size=(1, 500))]  # 4 GB with all pairs of 2,000 resamples
+    tracemalloc.start()
+    try:
+        probability_of_improvement(ours, theirs)
+        estimate([rng.normal(size=(8, 8, 100))])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100e6
