@@ -164,11 +164,11 @@ class WandbAdapter(LoggerAdapter):
 
     @classmethod
     def arguments(cls, run: LoggedRun, given: Mapping[str, Any]) -> dict[str, Any]:
-        if given.get("offline"):  # prints nothing, and sends nothing
-            os.environ.setdefault("WANDB_SILENT", "true")
-            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        changes = {"version": run.run_id} if run.run_id else {}
-        return {"name": given.get("name") or run.name, **changes}
+        changes: dict[str, Any] = {"name": given.get("name") or run.name}
+        if given.get("offline"):
+            changes["mode"] = "offline"
+            silence_wandb()
+        return {**changes, "version": run.run_id} if run.run_id else changes
 
     @classmethod
     def describe_access(cls, run: LoggedRun, arguments: Mapping[str, Any]) -> str:
@@ -257,6 +257,14 @@ def find_adapter(logger_class: object) -> type[LoggerAdapter]:
 def adapt(loggers: Sequence[Logger]) -> list[LoggerAdapter]:
     """The loggers, each in its adapter."""
     return [find_adapter(type(logger))(logger) for logger in loggers]
+
+
+@rank_zero_only
+def silence_wandb() -> None:
+    """Make wandb print nothing, and send no error reports; it reads these variables once, in `setup`."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    importlib.import_module("wandb").setup()
 
 
 @rank_zero_only
