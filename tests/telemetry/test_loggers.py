@@ -207,7 +207,7 @@ def test_wandb_is_offline_and_mlflow_in_a_database_of_the_run_unless_configured(
 ) -> None:
     for name in ("MLFLOW_LOGGING_LEVEL", "MLFLOW_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, "unchanged")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///of_an_earlier_job.db")
     silenced = []
     monkeypatch.setattr(adapters, "silence_wandb", lambda: silenced.append(True))
     config, run = compose_config("run", ["logger=[wandb,mlflow]"]), LoggedRun(tmp_path, 1, 2, "id")
@@ -223,8 +223,7 @@ def test_wandb_is_offline_and_mlflow_in_a_database_of_the_run_unless_configured(
         "artifact_location": f"file://{tmp_path}/mlflow_artifacts", "run_id": "id",
     }  # fmt: skip
     assert MLflowAdapter.describe_access(run, local) == f"mlflow ui --backend-store-uri sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://server:5000")
-    served = MLflowAdapter.arguments(LoggedRun(tmp_path), config.logger.mlflow)
+    served = MLflowAdapter.arguments(LoggedRun(tmp_path), {"tracking_uri": "http://server:5000"})
     assert served == {"run_name": run.name}
 
 
@@ -260,9 +259,8 @@ def test_wandb_has_metrics_images_and_texts_of_a_run_and_its_resumed_run_under_o
 @pytest.mark.skipif(find_spec("mlflow") is None, reason="needs pip install 'esper[mlflow]'")
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_has_metrics_images_and_texts_of_a_run_and_its_resumed_run_in_one_run(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     train_smallest(tmp_path, "logger=mlflow", "callbacks.anomalies.thresholds.ratio_high=0.5")
     train_smallest(tmp_path, "logger=mlflow", "rounds=2", resume=True)
     database = sqlite3.connect(tmp_path / "mlflow.db")
