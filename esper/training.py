@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from esper.config import (
     flatten,
     grows_hosts,
 )
+from esper.config.loggers import RunLoggers, build_loggers, check_loggers
 from esper.environment import Environment
 from esper.files import write_file
 from esper.ppo import (
@@ -81,22 +83,16 @@ def round_listeners(callbacks: Sequence[Callback]) -> list[RoundListener]:
     return [*buffers.values(), *[callback for callback in callbacks if isinstance(callback, ProgressDisplay)]]
 
 
-def build_trainer(config: DictConfig, directory: Path, callbacks: list[Callback], done: Counters) -> Trainer:
+def build_trainer(
+    config: DictConfig, directory: Path, callbacks: list[Callback], done: Counters, loggers: RunLoggers
+) -> Trainer:
     """The Trainer, with its progress set to the rounds that are done."""
-    loggers = []
-    for node in config.logger.values():
-        changes: dict[str, object] = {}
-        if done.rounds and "TensorBoard" in node._target_:
-            changes = {"purge_step": done.decisions + 1}
-        elif done.rounds and "CSV" in node._target_:  # it would overwrite its file
-            changes = {"version": f"from_round_{done.rounds}"}
-        loggers.append(build(node, save_dir=str(directory), _partial_=False, **changes))
     available = {"directory": directory, "dirpath": str(directory), "device": torch.device(config.device)}
     trainer: Trainer = build(
         config.trainer,
         max_epochs=config.rounds,
-        callbacks=callbacks,
-        logger=loggers or False,
+        callbacks=[*callbacks, loggers.ids],
+        logger=list(loggers.loggers.values()) or False,
         plugins=[AtomicCheckpointIO()],
         profiler=build_with(config.profiler, **available) if "_target_" in config.profiler else None,
         check_val_every_n_epoch=config.validate_every or config.rounds + 1,
@@ -117,6 +113,7 @@ def train(
     `resumed` has all overrides of a resumed run; None starts a new one.
     """
     check_training_config(config)
+    check_loggers(config)
     env = build_vector_env(config)
     module = build_module(config, env)
     saved: Mapping[str, Any] = {}
@@ -134,13 +131,14 @@ def train(
     for callback in callbacks:
         if callback.state_key in saved:
             callback.load_state_dict(saved[callback.state_key])
-    trainer = build_trainer(config, directory, callbacks, module.counters)
+    loggers = build_loggers(config, directory, module.counters.rounds, module.counters.decisions)
+    trainer = build_trainer(config, directory, callbacks, module.counters, loggers)
     collector = build(
         config.collector, environment=env, run_seed=config.seed, budget=config.decisions,
         listeners=round_listeners(callbacks), _partial_=False,
     )  # fmt: skip
     last.parent.mkdir(parents=True, exist_ok=True)
-    print_header(config, directory, console, env, module)
+    print_header(config, directory, console, env, module, loggers)
     started = time.perf_counter()
     try:
         with stop_on_signals(collector), detect_lost_rank():
@@ -158,8 +156,9 @@ def train(
         return module.latest_metrics
     finally:
         env.close()
+        loggers.close(failed=sys.exception() is not None)
     if trainer.is_global_zero:
-        finish_run(config, directory, console, module, time.perf_counter() - started)
+        finish_run(config, directory, console, module, loggers.commands, time.perf_counter() - started)
     return module.latest_metrics
 
 
@@ -197,8 +196,10 @@ def stop_on_signals(collector: Collector) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def print_header(config: DictConfig, directory: Path, console: Console, env: VectorEnv, module: PPO) -> None:
-    """Print directory, devices, data, policy and length of a run."""
+def print_header(
+    config: DictConfig, directory: Path, console: Console, env: VectorEnv, module: PPO, loggers: RunLoggers
+) -> None:
+    """Print directory, devices, data, policy and length of a run, and where to watch it."""
     done = module.counters.rounds
     parameters = sum(parameter.numel() for parameter in module.policy.parameters())
     round_length = f"{env.envs} episodes of {env.steps} steps"
@@ -210,11 +211,14 @@ def print_header(config: DictConfig, directory: Path, console: Console, env: Vec
     limit = "" if config.decisions is None else f", at most {config.decisions:,} decisions in all"
     finished = f" ({done} done)" if done else ""
     console.print(f"rounds      {config.rounds - done} to come{finished}, each of {round_length}{limit}")
-    console.print(f"to watch    tensorboard --logdir {directory}", soft_wrap=True)
+    for line in loggers.access_lines:
+        console.print(f"to watch    {line}", soft_wrap=True)
 
 
-def finish_run(config: DictConfig, directory: Path, console: Console, module: PPO, seconds: float) -> None:
-    """Print the summary table and the next commands; write summary.json and rounds.png."""
+def finish_run(
+    config: DictConfig, directory: Path, console: Console, module: PPO, commands: Sequence[str], seconds: float
+) -> None:
+    """Print the summary table and the next commands, those of loggers first; write summary.json and rounds.png."""
     held_out = {name: value for name, value in module.latest_metrics.items() if name.startswith("validation/")}
     records = RoundWriter(directory)
     if any(line["round"] == module.counters.rounds for line in records.lines()):
@@ -227,7 +231,8 @@ def finish_run(config: DictConfig, directory: Path, console: Console, module: PP
     files = [name for name in ("rounds.png", "rounds.jsonl", SUMMARY) if (directory / name).exists()]
     console.print(f"{directory}/{', '.join(files)}", soft_wrap=True)
     console.print("next:")
-    console.print(f"  tensorboard --logdir {directory}", soft_wrap=True)
+    for command in commands:
+        console.print(f"  {command}", soft_wrap=True)
     longer = f"rounds={2 * config.rounds}" if config.decisions is None else f"decisions={2 * config.decisions}"
     console.print(f"  python -m esper.run resume={directory} {longer}", soft_wrap=True)
     if grows_hosts(config):

@@ -1,4 +1,4 @@
-"""Lightning callbacks that report metrics, write files and fill TensorBoard; none of them changes training."""
+"""Lightning callbacks that report metrics, write files and fill loggers; none of them changes training."""
 
 from esper.telemetry.anomalies import Anomalies, DetailWindow
 from esper.telemetry.dashboard import Dashboard

@@ -1,20 +1,18 @@
-"""TensorBoard pages that need no set-up: a layout of charts, histograms, images, texts and hyperparameters."""
+"""Pages of loggers that need no set-up: a layout of charts, histograms, images, texts and hyperparameters."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
-from torch.utils.tensorboard.summary import hparams
-from torch.utils.tensorboard.writer import SummaryWriter
 
 from esper.ppo import PPO, Rollout
 from esper.records import HELD_OUT, EpisodeRecord
 from esper.telemetry.anomalies import DetailWindow
 from esper.telemetry.episodes import EpisodeBuffer
 from esper.telemetry.health import reevaluate
+from esper.telemetry.loggers import LoggerAdapter, adapt
 from esper.telemetry.metrics import dashboard_layout
 from esper.telemetry.plots import as_array, contributions, frontier, ops_over_rounds
 from esper.telemetry.timeline import describe_episode, timeline
@@ -23,7 +21,7 @@ HPARAM_METRICS = ("episode/score", "validation/sampled_score", "validation/greed
 
 
 class Dashboard(Callback):
-    """Fills TensorBoard, if it is one of the loggers.
+    """Logs settings, histograms, images and texts to every logger that can show them.
 
     Arguments:
         settings: the run's configuration, flat
@@ -47,11 +45,19 @@ class Dashboard(Callback):
                 raise ValueError(f"callbacks.dashboard.{name}={every}: must be at least 1.")
         self._settings, self.episode_buffer, self._detail_window = dict(settings), episodes, detail_window
         self._histograms, self._images = histograms, images
-        self._has_header = False
+        self._has_layout = False
         self._rounds: list[int] = []
         self._history: dict[str, list[float]] = {}  # share of each op, by round
         self._ends: dict[str, list[float]] = {"parameters": [], "scores": []}  # final, of all episodes
         self._drawn = 0  # the last round with images
+
+    @rank_zero_only
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the settings; a resumed run logs them again."""
+        assert isinstance(pl_module, PPO)
+        compared = sweep_settings(self._settings)
+        for adapter in adapt(trainer.loggers):
+            adapter.log_settings(self._settings, compared, HPARAM_METRICS, pl_module.counters.decisions)
 
     @rank_zero_only
     def on_train_batch_end(
@@ -59,34 +65,29 @@ class Dashboard(Callback):
     ) -> None:
         assert isinstance(pl_module, PPO)
         assert isinstance(batch, Rollout)
-        writer = _writer(trainer)
-        if writer is None:
-            return
-        rounds, decisions = pl_module.counters.rounds, pl_module.counters.decisions
-        if not self._has_header:
-            self._has_header = True
-            self._write_header(writer, pl_module)
-        self._append_history(pl_module)
-        if rounds % self._histograms == 0 or self._detail_window.is_open(rounds):
-            self._add_histograms(writer, pl_module, batch, outputs["targets"], decisions)
-        if rounds % self._images == 0 or self._detail_window.is_open(rounds):
-            self._draw(writer, pl_module, rounds, decisions)
+        rounds, adapters = pl_module.counters.rounds, adapt(trainer.loggers)
+        if not self._has_layout:
+            self._has_layout = True
+            held_out = [f"validation/{kind}_score" for kind in HELD_OUT]
+            layout = dashboard_layout([*pl_module.latest_metrics, *held_out])
+            for adapter in adapters:
+                adapter.add_layout(layout)
+        is_detailed = self._detail_window.is_open(rounds)
+        with_histograms = [adapter for adapter in adapters if adapter.shows_histograms]
+        if with_histograms and (rounds % self._histograms == 0 or is_detailed):
+            self._add_histograms(with_histograms, pl_module, batch, outputs["targets"])
+        with_images = [adapter for adapter in adapters if adapter.shows_images]
+        if with_images:
+            self._append_history(pl_module)
+            if rounds % self._images == 0 or is_detailed:
+                self._draw(with_images, pl_module)
 
     @rank_zero_only
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PPO)
-        writer = _writer(trainer)
-        if writer is not None and self._history and self._drawn < pl_module.counters.rounds:
-            self._draw(writer, pl_module, pl_module.counters.rounds, pl_module.counters.decisions)
-
-    def _write_header(self, writer: SummaryWriter, module: PPO) -> None:
-        """Write layout, configuration and hyperparameters; a resumed run writes them again."""
-        held_out = [f"validation/{kind}_score" for kind in HELD_OUT]
-        writer.add_custom_scalars(dashboard_layout([*module.latest_metrics, *held_out]))
-        rows = [f"| {key} | {value} |" for key, value in self._settings.items()]
-        writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]), module.counters.decisions)
-        for summary in hparams(sweep_settings(self._settings), dict.fromkeys(HPARAM_METRICS)):  # type: ignore[no-untyped-call]
-            writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
+        with_images = [adapter for adapter in adapt(trainer.loggers) if adapter.shows_images]
+        if with_images and self._history and self._drawn < pl_module.counters.rounds:
+            self._draw(with_images, pl_module)
 
     def _append_history(self, module: PPO) -> None:
         self._rounds.append(module.counters.rounds)
@@ -98,9 +99,7 @@ class Dashboard(Callback):
                 self._ends["parameters"].append(float(episode.parameters))
                 self._ends["scores"].append(last.score)
 
-    def _add_histograms(
-        self, writer: SummaryWriter, module: PPO, rollout: Rollout, targets: Any, decisions: int
-    ) -> None:
+    def _add_histograms(self, adapters: Sequence[LoggerAdapter], module: PPO, rollout: Rollout, targets: Any) -> None:
         log_prob, _ = reevaluate(module, rollout)
         uses = rollout.layout.uses(rollout.action.device)[rollout.select_head("op")] & rollout.valid.unsqueeze(-1)
         histograms: dict[str, Tensor] = {
@@ -112,9 +111,12 @@ class Dashboard(Callback):
         histograms["learning/ratios"] = (log_prob - rollout.log_prob).exp()[targets.active]
         for tag, values in histograms.items():
             if values.numel() and values.isfinite().all():
-                writer.add_histogram(tag, values, decisions)
+                for adapter in adapters:
+                    adapter.add_histogram(tag, values, module.counters.decisions)
 
-    def _draw(self, writer: SummaryWriter, module: PPO, rounds: int, decisions: int) -> None:
+    def _draw(self, adapters: Sequence[LoggerAdapter], module: PPO) -> None:
+        """Draw every image once, and add it to each logger."""
+        rounds, decisions = module.counters.rounds, module.counters.decisions
         self._drawn = rounds
         images = {"pictures/ops": ops_over_rounds(self._rounds, self._history)}
         if self.episode_buffer is not None:
@@ -126,9 +128,13 @@ class Dashboard(Callback):
             images["pictures/contribution"] = contributions(episodes)
             if self._ends["scores"]:
                 images["pictures/frontier"] = frontier(self._ends["parameters"], self._ends["scores"])
-            writer.add_text("events of the best episode", describe_episode(best), decisions)
+            events = describe_episode(best)
+            for adapter in adapters:
+                adapter.add_text("events of the best episode", events, decisions)
         for tag, figure in images.items():
-            writer.add_image(tag, as_array(figure), decisions, dataformats="HWC")
+            image = as_array(figure)
+            for adapter in adapters:
+                adapter.add_image(tag, image, decisions)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rounds": self._rounds, "history": self._history, "ends": self._ends, "drawn": self._drawn}
@@ -139,7 +145,7 @@ class Dashboard(Callback):
 
 
 def sweep_settings(settings: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """The hyperparameters that TensorBoard compares runs by: plain values of the groups that sweeps change."""
+    """The hyperparameters that runs are compared by: plain values of the groups that sweeps change."""
     groups = ("seed", "gamma", "host", "data", "reward", "actions", "slots", "environment.", "policy.", "ppo.")
     return {
         key: value
@@ -151,8 +157,3 @@ def sweep_settings(settings: Mapping[str, Any]) -> dict[str, bool | int | float 
 
 def _score(episode: EpisodeRecord) -> float:
     return float("-inf") if episode.score is None else float(episode.score)
-
-
-def _writer(trainer: Trainer) -> SummaryWriter | None:
-    loggers: Sequence[Any] = trainer.loggers
-    return next((logger.experiment for logger in loggers if isinstance(logger, TensorBoardLogger)), None)

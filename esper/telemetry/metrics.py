@@ -82,7 +82,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("health/lstm_rms", "Health", "LSTM", "root mean square of the LSTM state at the end of episodes", "0.001 to 10"),
     Metric("health/lstm_max", "Health", "LSTM", "largest absolute value of the LSTM state"),
     Metric("health/skipped", "Health", "skipped", "minibatches skipped for non-finite values, so far", "0"),
-    Metric("health/anomalies", "Health", "anomalies", "findings of the anomaly checks, so far"),
+    Metric("health/anomalies", "Health", "anomalies", "findings of the anomaly checks so far, repeated ones included"),
     Metric("health/memory_gb", "Health", "memory", "peak memory of the process, in GB"),
     Metric("health/device_memory_gb", "Health", "memory", "peak memory of the device, in GB"),
     Metric("time/environment", "Time", "seconds", "seconds of a round in the environment"),
@@ -116,7 +116,8 @@ def dashboard_layout(tags: Sequence[str]) -> dict[str, dict[str, list[object]]]:
 def metrics_page() -> str:
     """The table as a Markdown page: docs/metrics.md."""
     lines = ["# Metrics", ""]
-    lines.append("Every tag in TensorBoard and every key in `rounds.jsonl`. The x-axis is the number of decisions.")
+    lines.append("Every metric in the loggers and every key in `rounds.jsonl`. The x-axis is the number of decisions.")
+    lines.append("Pages and charts are those of TensorBoard; other loggers group metrics by the first part of the tag.")
     lines.append("`metrics_page()` in `esper/telemetry/metrics.py` generates this page.")
     for page in (*PAGES, ""):
         lines += [

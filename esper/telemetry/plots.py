@@ -1,4 +1,4 @@
-"""Figures of a run for TensorBoard."""
+"""Figures of a run for loggers."""
 
 from collections.abc import Mapping, Sequence
 

@@ -9,7 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from esper.config import compose_config
 from esper.ppo import Collector
 from esper.telemetry import Anomalies, DetailWindow
-from esper.telemetry.checks import CHECKS, CheckState, Thresholds, check_all
+from esper.telemetry.anomalies import RepeatCounter
+from esper.telemetry.checks import CHECKS, CheckState, Finding, Thresholds, check_all
 from tests.ppo.fixtures_environments import MatchingEnv, make_module, make_trainer
 from tests.telemetry.fixtures_runs import train_tiny
 
@@ -123,14 +124,53 @@ def train_with_findings(directory: Path, count: int = 4, **changes: Any) -> tupl
 def test_a_finding_is_a_line_with_its_ratios_and_opens_the_detail_window(tmp_path: Path) -> None:
     module, window = train_with_findings(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "anomalies.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines if line["check"] == "ratio_explosion"] == [1, 2, 3, 4]
+    assert [(line["round"], line["count"]) for line in lines if line["check"] == "ratio_explosion"] == [(1, 1)]
     assert "explodes" in lines[0]["sentence"]
     assert lines[0]["bound"] == 0.5
     assert lines[0]["ratios"]["above"] == len(lines[0]["ratios"]["listed"]) > 0
     assert set(lines[0]["ratios"]["listed"][0]) == {"episode", "step", "head", "option", "ratio"}
-    assert module.latest_metrics["health/anomalies"] == len(lines)
-    assert window.is_open(6)
-    assert not window.is_open(7)
+    assert module.latest_metrics["health/anomalies"] >= 4, "repeated findings count too"
+    assert window.is_open(3)
+    assert not window.is_open(4)
+
+
+def test_a_repeated_finding_is_reported_the_first_and_every_tenth_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, window = train_with_findings(tmp_path, count=12)
+    lines = [json.loads(line) for line in (tmp_path / "anomalies.jsonl").read_text().splitlines()]
+    explosions = [line for line in lines if line["check"] == "ratio_explosion"]
+    assert [(line["round"], line["count"]) for line in explosions] == [(1, 1), (10, 10)]
+    logged = [record.getMessage() for record in caplog.records if "a ratio explodes" in record.getMessage()]
+    assert [message.endswith("(10 times so far)") for message in logged] == [False, True]
+    assert module.latest_metrics["health/anomalies"] >= 12
+    assert window.is_open(12)
+
+
+def count_rounds(counter: RepeatCounter, *rounds: int, tag: str = "policy/kl") -> list[int]:
+    finding = Finding("kl_spike", tag, 1.0, 0.1, "a spike")
+    return [counter.count(finding, each) for each in rounds]
+
+
+def test_findings_are_counted_by_check_and_metric_until_they_are_absent_for_more_than_ten_rounds() -> None:
+    counter = RepeatCounter()
+    assert count_rounds(counter, 1, 2, 3) == [1, 2, 3]
+    assert count_rounds(counter, 3, tag="policy/kl_op") == [1]
+    assert count_rounds(counter, 13, 24) == [4, 1]
+
+
+def test_counts_of_findings_are_restored_from_a_checkpoint_and_may_be_absent_in_it(tmp_path: Path) -> None:
+    def make_callback() -> Anomalies:
+        return Anomalies(tmp_path, DetailWindow(), 9, None, thresholds=DEFAULTS, off=[], on="log", detail_rounds=1)
+
+    first, second, third = (make_callback() for _ in range(3))
+    count_rounds(first._repeats, 1, 2, 3)
+    state = json.loads(json.dumps(first.state_dict()))
+    second.load_state_dict(state)
+    assert count_rounds(second._repeats, 4) == [4]
+    del state["repeats"]
+    third.load_state_dict(state)
+    assert count_rounds(third._repeats, 4) == [1]
 
 
 def test_a_run_can_stop_at_a_finding(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import plugin_data_pb2
 from torch.profiler import ProfilerActivity
 
 from esper.config import compose_config
@@ -77,8 +78,19 @@ def test_histograms_images_texts_and_hyperparameters_are_written(events: EventAc
     assert "| environment.steps | 4 |" in table
     text = events.Tensors("events of the best episode/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "end: score" in text
-    assert {"_hparams_/experiment", "_hparams_/session_start_info"} <= set(events.summary_metadata)
-    assert set(HPARAM_METRICS) <= set(tags["scalars"])
+
+
+def test_the_page_of_hyperparameters_has_settings_and_metrics(events: EventAccumulator) -> None:
+    contents = {
+        name: plugin_data_pb2.HParamsPluginData.FromString(events.SummaryMetadata(name).plugin_data.content)
+        for name in ("_hparams_/experiment", "_hparams_/session_start_info")
+    }
+    columns = contents["_hparams_/experiment"].experiment.metric_infos
+    assert [column.name.tag for column in columns] == list(HPARAM_METRICS)
+    values = contents["_hparams_/session_start_info"].session_start_info.hparams
+    assert (values["environment.steps"].number_value, values["seed"].number_value) == (4, 0)
+    steps = {tag: [event.step for event in events.Scalars(tag)] for tag in HPARAM_METRICS}
+    assert steps == {tag: [24] if tag.startswith("validation") else [12, 24] for tag in HPARAM_METRICS}
 
 
 def test_hyperparameters_are_the_plain_settings_that_sweeps_change() -> None:
