@@ -14,7 +14,7 @@ from esper.controllers import Policy
 from esper.environment import gradient_health
 from esper.ppo.distributed import reduce_max, reduce_mean, reduce_sum, world_size
 from esper.ppo.losses import anneal
-from esper.ppo.metadata import CheckpointMetadata, Counters
+from esper.ppo.metadata import CheckpointMetadata, Counters, check_fits
 from esper.ppo.return_scale import ReturnScale
 from esper.ppo.rollout import Rollout
 from esper.ppo.settings import PPOSettings
@@ -23,11 +23,16 @@ from esper.rng import make_generator
 
 ADAM_EPS = 1e-5  # as in the first PPO implementations; 1e-8 makes early steps erratic
 KL_MARGIN = 1.5  # an update ends when the KL exceeds this times the target
+RENAMED_CALLBACKS = {"Checkpoints": "CheckpointCallback"}  # state keys of version 0.1
 PATIENCE = 3  # consecutive updates with a skipped minibatch before the run stops
 
 
 class DivergedError(RuntimeError):
     """Several consecutive updates had non-finite losses or gradients."""
+
+
+class StaleRolloutError(RuntimeError):
+    """A rollout is not of the current policy."""
 
 
 @dataclass
@@ -64,7 +69,6 @@ class PPO(LightningModule):
         self.start_cost: Mapping[str, float | None] = {}  # training cost of the controller in `start`
         self.validated_round: int | None = None  # the round after which it was last validated
         self.latest_metrics: dict[str, float] = {}  # the latest value of every metric
-        self.optimizer_state: dict[str, Any] | None = None  # of a checkpoint, until the optimizer is built
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         named = [("actor", self.policy.heads), ("critic", self.policy.critic)]
@@ -77,17 +81,17 @@ class PPO(LightningModule):
             for name, parameters in grouped.items()
         ]
         on_cuda = self.device.type == "cuda"
-        optimizer = torch.optim.AdamW(
+        return torch.optim.AdamW(
             groups, lr=self.settings.lr, eps=ADAM_EPS, fused=on_cuda, foreach=None if on_cuda else True
         )
-        if self.optimizer_state is not None:
-            groups_now = optimizer.state_dict()["param_groups"]  # learning rate and weight decay are those of this run
-            optimizer.load_state_dict({"state": self.optimizer_state["state"], "param_groups": groups_now})
-            self.optimizer_state = None
-        return optimizer
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> dict[str, UpdateTargets]:
         started = time.perf_counter()
+        if rollout.rounds_done != self.counters.rounds:
+            raise StaleRolloutError(
+                f"ppo: the rollout was collected after round {rollout.rounds_done}, but the policy has been trained for "
+                f"{self.counters.rounds} rounds; PPO learns only from episodes of the current policy."
+            )
         targets = prepare_targets(rollout, self.policy, self.scale, self.settings)
         stats = self._update(rollout, targets)
         counters = self.counters
@@ -111,9 +115,6 @@ class PPO(LightningModule):
         if rollout.samples:
             metrics["time/samples_per_second"] = rollout.samples * world_size() / seconds
         self.report_metrics({**round_metrics(rollout), **metrics})
-        collector = self.trainer.datamodule  # type: ignore[attr-defined]
-        if collector is not None and collector.budget_exhausted(counters.decisions):
-            self.trainer.should_stop = True
         if counters.bad >= PATIENCE:
             raise DivergedError(
                 f"ppo: {PATIENCE} consecutive updates had non-finite losses or gradients; the run stops after "
@@ -208,6 +209,20 @@ class PPO(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["esper"] = self.metadata().to_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = CheckpointMetadata.from_dict(checkpoint["esper"])
+        check_fits(saved, self.policy, self.trainer.ckpt_path)
+        vars(self.counters).update(vars(saved.counters))  # in place, since the collector reads the same object
+        self.start_cost = saved.start_cost
+        if saved.generator is not None:
+            torch.set_rng_state(saved.generator)
+        groups = self.configure_optimizers().state_dict()["param_groups"]
+        for state in checkpoint.get("optimizer_states", []):
+            state["param_groups"] = groups  # learning rate and weight decay are those of this run
+        states = {RENAMED_CALLBACKS.get(key, key): state for key, state in checkpoint.get("callbacks", {}).items()}
+        present = {callback.state_key for callback in self.trainer.callbacks}  # a resumed run may switch some off
+        checkpoint["callbacks"] = {key: state for key, state in states.items() if key in present}
 
 
 def round_metrics(rollout: Rollout) -> dict[str, float]:

@@ -42,9 +42,12 @@ class ProgressDisplay(Callback):
         self._inner = self._bars.add_task("steps", total=1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._bars.start()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The counters of a resumed run are restored after `setup`."""
         assert isinstance(pl_module, PPO)
         self._bars.update(self._outer, completed=self._completed(pl_module))
-        self._bars.start()
 
     def on_round_start(self, kind: str, episode_seeds: Sequence[int], steps: int) -> None:
         self._bars.reset(self._inner, total=steps, description=f"{kind} steps")
