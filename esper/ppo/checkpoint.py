@@ -88,6 +88,7 @@ class CheckpointCallback(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._every = every
+        self._generator = torch.get_rng_state()  # at the start of the round
 
     @property
     def state_key(self) -> str:
@@ -98,6 +99,14 @@ class CheckpointCallback(ModelCheckpoint):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Checkpoint directory .* not empty")  # a resumed run continues there
             super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning does not start the epoch again that a resumed run was stopped in."""
+        super().on_train_start(trainer, pl_module)
+        self._generator = torch.get_rng_state()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._generator = torch.get_rng_state()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save by rounds: ModelCheckpoint goes by optimizer steps, and an update may have none."""
@@ -112,6 +121,8 @@ class CheckpointCallback(ModelCheckpoint):
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, StoppedError):
+            torch.set_rng_state(self._generator)  # the resumed run collects the round again
         if isinstance(exception, StoppedError | SIGTERMException):
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
