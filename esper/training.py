@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+
 import torch
 from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
 from rich.console import Console
@@ -44,7 +46,7 @@ from esper.ppo import (
     read_checkpoint,
 )
 from esper.rng import derive_seed, seeded_init
-from esper.sweeps import SUMMARY, in_sweep, is_rank_zero, requested_length
+from esper.sweeps import SUMMARY, in_sweep, requested_length
 from esper.telemetry import DetailWindow, EpisodeBuffer, ProgressDisplay, RoundWriter, draw_rounds, summary_table
 
 REPEAT_SECONDS = 1.0  # process managers often send a signal twice; a later one means to stop at once
@@ -127,8 +129,8 @@ def train(
         restore_metrics(module, directory, done.rounds)
     elif start := config.get("start"):
         module.start_cost = load_start_weights(start, module.policy)
-    if resumed is not None and is_rank_zero():
-        save_config(config, directory, resumed)
+    if resumed is not None:
+        rank_zero_only(save_config)(config, directory, resumed)
     callbacks = build_callbacks(config, directory, console, env)
     trainer = build_trainer(config, directory, callbacks, done)
     collector = build(
@@ -153,8 +155,7 @@ def train(
         return module.latest_metrics
     finally:
         env.close()
-    if trainer.is_global_zero:
-        finish_run(config, directory, console, module, time.perf_counter() - started)
+    finish_run(config, directory, console, module, time.perf_counter() - started)
     return module.latest_metrics
 
 
@@ -201,9 +202,7 @@ def stop_on_signals(collector: Collector) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def print_header(
-    config: DictConfig, directory: Path, console: Console, env: VectorEnv, module: PPO, done: int
-) -> None:
+def print_header(config: DictConfig, directory: Path, console: Console, env: VectorEnv, module: PPO, done: int) -> None:
     """Print directory, devices, data, policy and length of a run that has `done` rounds."""
     parameters = sum(parameter.numel() for parameter in module.policy.parameters())
     round_length = f"{env.envs} episodes of {env.steps} steps"
@@ -218,6 +217,7 @@ def print_header(
     console.print(f"to watch    tensorboard --logdir {directory}", soft_wrap=True)
 
 
+@rank_zero_only
 def finish_run(config: DictConfig, directory: Path, console: Console, module: PPO, seconds: float) -> None:
     """Print the summary table and the next commands; write summary.json and rounds.png."""
     held_out = {name: value for name, value in module.latest_metrics.items() if name.startswith("validation/")}

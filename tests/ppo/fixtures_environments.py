@@ -109,9 +109,7 @@ def make_trainer(rounds: int = 1, **changes: Any) -> Trainer:
 
 
 def make_collector(module: PPO, env: Any, warmup: int = 0, listeners: Sequence[RoundListener] = ()) -> Collector:
-    return Collector(
-        env, module.policy, module.counters, run_seed=module.run_seed, warmup=warmup, listeners=listeners
-    )
+    return Collector(env, module.policy, module.counters, run_seed=module.run_seed, warmup=warmup, listeners=listeners)
 
 
 def fit(module: PPO, env: Any, rounds: int = 1, warmup: int = 0, **changes: Any) -> Collector:

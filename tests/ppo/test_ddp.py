@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from esper.config import compose_config
+from esper.ppo import RankLostError, detect_lost_rank, distributed
 from esper.records import read_rounds
 from esper.training import train
 
@@ -112,6 +113,28 @@ def test_a_run_resumes_with_another_number_of_ranks(runs: tuple[Path, Path, str]
     assert resumed["rounds"][0]["episode_seeds"] == single["rounds"][2]["episode_seeds"]
     for name, value in single["state"].items():
         torch.testing.assert_close(resumed["state"][name], value, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0."),
+        torch.distributed.DistNetworkError("failed to recv"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5731"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_only_communication_errors_of_several_ranks_are_a_lost_rank(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(type(error)) as raised, detect_lost_rank():
+        raise error
+    assert raised.value is error, "a single process has lost no rank"
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(RankLostError, match="another process of this run has ended"), detect_lost_rank():
+        raise error
+    with pytest.raises(RuntimeError, match=r"^out of memory$"), detect_lost_rank():
+        raise RuntimeError("out of memory")
 
 
 def test_a_run_whose_first_rank_is_killed_ends_without_a_hang(tmp_path: Path) -> None:

@@ -165,9 +165,7 @@ def test_a_run_that_was_killed_while_it_wrote_a_checkpoint_continues_bit_exactly
         assert_same_content(content(directory), content(whole[0]))
 
 
-def test_a_run_that_was_stopped_twice_continues_bit_exactly(
-    whole: tuple[Path, EventRecorder], tmp_path: Path
-) -> None:
+def test_a_run_that_was_stopped_twice_continues_bit_exactly(whole: tuple[Path, EventRecorder], tmp_path: Path) -> None:
     for event in (("training", 1, 2), ("training", 1, 4)):
         with pytest.raises(StoppedError):
             run(tmp_path, {event: "stop"})
