@@ -6,15 +6,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig
 from rich.console import Console
@@ -39,14 +40,16 @@ from esper.ppo import (
     AtomicCheckpointIO,
     Collector,
     Counters,
+    DecisionBudget,
     RoundListener,
     StoppedError,
     VectorEnv,
+    check_fits,
     detect_lost_rank,
-    restore_module,
+    read_checkpoint,
 )
 from esper.rng import derive_seed, seeded_init
-from esper.sweeps import SUMMARY, in_sweep, is_rank_zero, requested_length
+from esper.sweeps import SUMMARY, in_sweep, requested_length
 from esper.telemetry import DetailWindow, EpisodeBuffer, ProgressDisplay, RoundWriter, draw_rounds, summary_table
 
 REPEAT_SECONDS = 1.0  # process managers often send a signal twice; a later one means to stop at once
@@ -73,7 +76,10 @@ def build_callbacks(config: DictConfig, directory: Path, console: Console, env: 
     }
     special = {"checkpoints": {**available, "directory": directory / "checkpoints"}}
     enabled = {name: node for name, node in config.callbacks.items() if node is not None}
-    return [build_with(node, **special.get(str(name), available)) for name, node in enabled.items()]
+    callbacks = [build_with(node, **special.get(str(name), available)) for name, node in enabled.items()]
+    if config.decisions is not None:
+        callbacks.append(DecisionBudget(config.decisions, round_decisions=env.envs * env.steps))
+    return callbacks
 
 
 def round_listeners(callbacks: Sequence[Callback]) -> list[RoundListener]:
@@ -83,25 +89,21 @@ def round_listeners(callbacks: Sequence[Callback]) -> list[RoundListener]:
     return [*buffers.values(), *[callback for callback in callbacks if isinstance(callback, ProgressDisplay)]]
 
 
-def build_trainer(
-    config: DictConfig, directory: Path, callbacks: list[Callback], done: Counters, loggers: RunLoggers
-) -> Trainer:
-    """The Trainer, with its progress set to the rounds that are done."""
+def build_trainer(config: DictConfig, directory: Path, callbacks: list[Callback], loggers: RunLoggers) -> Trainer:
+    """The Trainer of a run, new or resumed."""
     available = {"directory": directory, "dirpath": str(directory), "device": torch.device(config.device)}
-    trainer: Trainer = build(
+    trainer: Trainer = build(  # one round is one Lightning epoch
         config.trainer,
         max_epochs=config.rounds,
         callbacks=[*callbacks, loggers.ids],
         logger=list(loggers.loggers.values()) or False,
         plugins=[AtomicCheckpointIO()],
+        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
         profiler=build_with(config.profiler, **available) if "_target_" in config.profiler else None,
         check_val_every_n_epoch=config.validate_every or config.rounds + 1,
         default_root_dir=str(directory),
         _partial_=False,
     )
-    progress = trainer.fit_loop.epoch_progress  # one round is one Lightning epoch
-    fields = vars(progress.total)
-    progress.load_state_dict({"total": fields, "current": dict.fromkeys(fields, done.rounds)})
     return trainer
 
 
@@ -116,34 +118,28 @@ def train(
     check_loggers(config)
     env = build_vector_env(config)
     module = build_module(config, env)
-    saved: Mapping[str, Any] = {}
-    last = directory / "checkpoints" / LAST
-    if resumed is not None and last.exists():
-        saved = restore_module(module, last)
-        restore_metrics(module, directory)
-        if config.rounds < module.counters.rounds:
-            raise ValueError(f"rounds={config.rounds}: must be at least {module.counters.rounds}, the rounds done.")
+    last, done = directory / "checkpoints" / LAST, Counters()
+    is_resumed = resumed is not None and last.exists()
+    if is_resumed:
+        done = check_checkpoint(config, module, last)
+        restore_metrics(module, directory, done.rounds)
     elif start := config.get("start"):
         module.start_cost = load_start_weights(start, module.policy)
-    if resumed is not None and is_rank_zero():
-        save_config(config, directory, resumed)
+    if resumed is not None:
+        rank_zero_only(save_config)(config, directory, resumed)
     callbacks = build_callbacks(config, directory, console, env)
-    for callback in callbacks:
-        if callback.state_key in saved:
-            callback.load_state_dict(saved[callback.state_key])
-    loggers = build_loggers(config, directory, module.counters.rounds, module.counters.decisions)
-    trainer = build_trainer(config, directory, callbacks, module.counters, loggers)
+    loggers = build_loggers(config, directory, done.rounds, done.decisions)
+    trainer = build_trainer(config, directory, callbacks, loggers)
     collector = build(
-        config.collector, environment=env, run_seed=config.seed, budget=config.decisions,
+        config.collector, environment=env, policy=module.policy, counters=module.counters, run_seed=config.seed,
         listeners=round_listeners(callbacks), _partial_=False,
     )  # fmt: skip
     last.parent.mkdir(parents=True, exist_ok=True)
-    print_header(config, directory, console, env, module, loggers)
+    print_header(config, directory, console, env, module, done.rounds, loggers)
     started = time.perf_counter()
     try:
         with stop_on_signals(collector), detect_lost_rank():
-            if not collector.budget_exhausted(module.counters.decisions):
-                trainer.fit(module, datamodule=collector)
+            trainer.fit(module, datamodule=collector, ckpt_path=last if is_resumed else None, weights_only=True)
             if module.validated_round != module.counters.rounds:
                 trainer.validate(module, datamodule=collector, verbose=False)
     except (StoppedError, SIGTERMException) as stop:
@@ -157,19 +153,27 @@ def train(
     finally:
         env.close()
         loggers.close(failed=sys.exception() is not None)
-    if trainer.is_global_zero:
-        finish_run(config, directory, console, module, loggers.commands, time.perf_counter() - started)
+    finish_run(config, directory, console, module, loggers.commands, time.perf_counter() - started)
     return module.latest_metrics
 
 
-def restore_metrics(module: PPO, directory: Path) -> None:
+def check_checkpoint(config: DictConfig, module: PPO, path: Path) -> Counters:
+    """Refuse a checkpoint that this run cannot continue from, before anything is written; return its progress."""
+    saved = read_checkpoint(path).metadata
+    check_fits(saved, module.policy, path)
+    if config.rounds < saved.counters.rounds:
+        raise ValueError(f"rounds={config.rounds}: must be at least {saved.counters.rounds}, the rounds done.")
+    return saved.counters
+
+
+def restore_metrics(module: PPO, directory: Path, done: int) -> None:
     """Restore the metrics of a resumed run's last round from rounds.jsonl."""
     for line in RoundWriter(directory).lines():
-        if line["round"] == module.counters.rounds:
+        if line["round"] == done:
             numbers = {name: value for name, value in line.items() if "/" in name and value is not None}
             module.latest_metrics.update(numbers)
             if any(name.startswith("validation/") for name in numbers):
-                module.validated_round = module.counters.rounds
+                module.validated_round = done
 
 
 @contextmanager
@@ -197,10 +201,9 @@ def stop_on_signals(collector: Collector) -> Iterator[None]:
 
 
 def print_header(
-    config: DictConfig, directory: Path, console: Console, env: VectorEnv, module: PPO, loggers: RunLoggers
+    config: DictConfig, directory: Path, console: Console, env: VectorEnv, module: PPO, done: int, loggers: RunLoggers
 ) -> None:
-    """Print directory, devices, data, policy and length of a run, and where to watch it."""
-    done = module.counters.rounds
+    """Print directory, devices, data, policy and length of a run that has `done` rounds, and where to watch it."""
     parameters = sum(parameter.numel() for parameter in module.policy.parameters())
     round_length = f"{env.envs} episodes of {env.steps} steps"
     console.print(f"run         {directory}", soft_wrap=True)
@@ -215,6 +218,7 @@ def print_header(
         console.print(f"to watch    {line}", soft_wrap=True)
 
 
+@rank_zero_only
 def finish_run(
     config: DictConfig, directory: Path, console: Console, module: PPO, commands: Sequence[str], seconds: float
 ) -> None:

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from esper.config import build_vector_env, check_training_config, compose_config, describe_error, flatten
+from esper.config.loggers import build_loggers, check_loggers
 from esper.data import DataError
 from esper.ppo import DivergedError
 from esper.training import build_callbacks, build_module, build_trainer, train
@@ -62,11 +63,12 @@ def attempt(experiment: str, override: str, *, run: bool = False) -> str | None:
 def build_all(config: DictConfig, directory: Path) -> None:
     """Build everything that a run builds before its first round."""
     check_training_config(config)
+    check_loggers(config)
     env = build_vector_env(config)
     try:
-        module = build_module(config, env)
+        build_module(config, env)
         callbacks = build_callbacks(config, directory, Console(quiet=True), env)
-        build_trainer(config, directory, callbacks, module.counters)
+        build_trainer(config, directory, callbacks, build_loggers(config, directory, 0, 0))
     finally:
         env.close()
 

@@ -39,7 +39,7 @@ def start(directory: Path, *overrides: str, tiny: bool = True) -> "subprocess.Po
     command = [sys.executable, "-m", "esper.run", *overrides, *(TINY if tiny else ())]
     return subprocess.Popen(
         command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=reset_signals,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[1])},
     )  # fmt: skip
 
 
@@ -109,14 +109,19 @@ def test_the_steps_of_tensorboard_are_decisions(whole: tuple[Path, str]) -> None
 
 
 def test_a_killed_run_resumes_to_bit_equal_weights_and_metrics(whole: tuple[Path, str], tmp_path: Path) -> None:
-    """Killed in its third round, and resumed with more rounds than it was started with."""
-    directory = tmp_path / "run"
-    process = start(tmp_path, "rounds=3", f"hydra.run.dir={directory}")
-    wait_for_round(directory, 2, process)
-    process.kill()
-    process.communicate()
-    output = run(tmp_path, f"resume={directory}", "rounds=4", tiny=False)
+    """Killed in a round, while a checkpoint is written and in validation, and resumed with more rounds."""
+    directory, killed = tmp_path / "run", -signal.SIGKILL
+    target = "+callbacks.kill._target_=tests.fixtures_kill.KillPoint"
+    resume = (f"resume={directory}", "+callbacks.kill.point=checkpoint", "+callbacks.kill.done=3")
+    first = ("+callbacks.kill.point=training", "+callbacks.kill.done=1")
+    run(tmp_path, "rounds=3", f"hydra.run.dir={directory}", target, *first, code=killed)
+    run(tmp_path, *resume, code=killed, tiny=False)
+    assert len(list(directory.glob("checkpoints/*.part"))) == 1
+    assert torch.load(directory / "checkpoints/last.ckpt", weights_only=True)["esper"]["counters"]["rounds"] == 2
+    validating = ("rounds=4", "+callbacks.kill.point=sampled", "+callbacks.kill.done=4")
+    output = run(tmp_path, resume[0], *validating, code=killed, tiny=False)
     assert "rounds: 3 -> 4" in output
+    run(tmp_path, resume[0], "+callbacks.kill.point=never", tiny=False)
     resumed, uninterrupted = read_weights(directory), read_weights(whole[0])
     assert resumed.keys() == uninterrupted.keys()
     assert all(torch.equal(resumed[name], uninterrupted[name]) for name in resumed)

@@ -69,7 +69,7 @@ def resume_arguments(arguments: Sequence[str], kind: ResumeKind = RUN) -> list[s
     requested = [argument.partition("=")[2] for argument in rest if override_key(argument) == "resume"]
     if not requested or requested[-1] in ("null", ""):
         return rest + debug
-    name = requested[-1]
+    name = requested[-1].strip("'").replace("\\'", "'")  # the other ranks of a resumed run get it quoted
     if MULTIRUN_FLAGS & set(rest):
         if kind is not RUN:
             raise SystemExit(f"resume={name}: resumes one {kind.word}; leave out -m.")

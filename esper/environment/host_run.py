@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.data import Data
+from esper.environment.host_metrics import HostMetrics, batch_sums
 from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, SeedSettings, Snapshot, restore, snapshot
 from esper.hosts import Host
 from esper.lifecycle import Blend
@@ -95,6 +96,7 @@ class HostRun:
         self._stream = data.stream(options.batch, generator)
         self._slots = tuple(slot.name for slot in host.slots)
         self._grafts = 0
+        self._host_metrics: dict[tuple[str, ...], HostMetrics] = {}
         is_cuda = data.device.type == "cuda"
         self._cuda_stream = torch.cuda.Stream(data.device) if is_cuda else None  # type: ignore[no-untyped-call]
         self._scaler = self._new_scaler()
@@ -144,8 +146,7 @@ class HostRun:
     def evaluate(self, settings: SeedSettings, split: str) -> Tensor:
         """Mean loss and accuracy on a split: float32 [2] on the device."""
         with self._thread():
-            sums, _ = self._evaluate(settings, (), split)
-            return sums[:2] / sums[2]
+            return self._evaluate(settings, (), split)[0]
 
     @contextmanager
     def _thread(self) -> Iterator[None]:
@@ -177,7 +178,7 @@ class HostRun:
         total: dict[tuple[str, str], Tensor] = {}
         health: dict[str, Tensor] = {}
 
-        def add(owner: str, name: str, value: Tensor) -> None:
+        def add(owner: str, name: str, value: Tensor) -> None:  # MeanMetric takes a hundred times as long as this sum
             total[owner, name] = total.get((owner, name), torch.zeros((), device=device)) + value.detach()
 
         def update_health() -> None:
@@ -205,25 +206,23 @@ class HostRun:
         return {**means, **{(owner, "health"): value for owner, value in health.items()}}
 
     def _measure(self, settings: SeedSettings, off: Collection[str]) -> dict[tuple[str, str], Tensor]:
-        sums, without = self._evaluate(settings, off, "validation")
-        loss, accuracy = sums[0] / sums[2], sums[1] / sums[2]
-        result = {(HOST_GROUP, "loss"): loss, (HOST_GROUP, "accuracy"): accuracy}
+        means, without = self._evaluate(settings, off, "validation")
+        result = {(HOST_GROUP, "loss"): means[0], (HOST_GROUP, "accuracy"): means[1]}
         score = self._data.score
         for slot, pair in without.items():  # both over the same part of the split
-            with_seed, without_seed = (score("validation", part[0] / part[2], part[1] / part[2]) for part in pair)
+            with_seed, without_seed = (score("validation", part[0], part[1]) for part in pair)
             result[slot, "contribution"] = with_seed - without_seed
         return result
 
     def _evaluate(
         self, settings: SeedSettings, off: Collection[str], split: str
     ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """Sums [3] of loss, correct predictions and predictions: with all seeds, and for each slot in `off` a pair,
-        with and without its seed, over the probed batches.
+        """Mean loss and accuracy [2]: with all seeds, and for each slot in `off` a pair, with and without its seed,
+        over the probed batches.
         The features before each slot in `off` are cached, so that switching it off only recomputes what follows.
         """
-        model, device = self.model.eval(), self._data.device
-        sums, probed = torch.zeros(3, device=device), torch.zeros(3, device=device)
-        without = {slot: torch.zeros(3, device=device) for slot in off}
+        model, whole, probed = self.model.eval(), self._metrics(("whole",)), self._metrics(("probed",))
+        without = {slot: self._metrics(("without", slot)) for slot in off}
         batch, probes = self._options.validation_batch, self._options.probes(self._data.size(split))
         with torch.no_grad(), self._autocast():
             for index, (x, y) in enumerate(self._data.batches(split, batch)):
@@ -231,15 +230,22 @@ class HostRun:
                 for slot in [slot for slot in self._slots if slot in off and index < probes]:
                     x = cached[slot] = model(x, settings, start, slot)
                     start = slot
-                batch_sums = _sums(model(x, settings, start), y)
-                sums += batch_sums
+                sums = batch_sums(model(x, settings, start), y)
+                whole.update(sums)
                 if cached:
-                    probed += batch_sums
+                    probed.update(sums)
                 for slot, features in cached.items():
                     others = {name: setting for name, setting in settings.items() if name != slot}
-                    without[slot] += _sums(model(features, others, slot), y)
+                    without[slot].update(batch_sums(model(features, others, slot), y))
         model.train()
-        return sums, {slot: (probed, slot_sums) for slot, slot_sums in without.items()}
+        return whole.compute(), {slot: (probed.compute(), metrics.compute()) for slot, metrics in without.items()}
+
+    def _metrics(self, key: tuple[str, ...]) -> HostMetrics:
+        """Empty metrics; they are made once, because making some takes longer than using them."""
+        if key not in self._host_metrics:
+            self._host_metrics[key] = HostMetrics().to(self._data.device)
+        self._host_metrics[key].reset()
+        return self._host_metrics[key]
 
     def _pack(self, measured: Mapping[tuple[str, str], Tensor]) -> Tensor:
         missing = torch.full((), torch.nan, device=self._data.device)
@@ -272,10 +278,3 @@ def _criterion(y: Tensor, outputs: list[Tensor]) -> Callable[[Tensor], Tensor]:
         return F.cross_entropy(output.flatten(0, -2), y.flatten())
 
     return loss
-
-
-def _sums(output: Tensor, y: Tensor) -> Tensor:
-    """Sum of losses, correct predictions and predictions: [3]."""
-    loss = F.cross_entropy(output.flatten(0, -2).float(), y.flatten(), reduction="sum")
-    hits = (output.argmax(-1) == y).sum()
-    return torch.stack([loss, hits.float(), torch.full_like(loss, y.numel())])

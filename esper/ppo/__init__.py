@@ -1,18 +1,12 @@
 """Proximal policy optimisation (PPO): rollouts, advantages, losses, updates and checkpoints."""
 
-from esper.ppo.checkpoint import (
-    LAST,
-    AtomicCheckpointIO,
-    Checkpoint,
-    CheckpointCallback,
-    read_checkpoint,
-    restore_module,
-)
+from esper.ppo.budget import DecisionBudget
+from esper.ppo.checkpoint import LAST, AtomicCheckpointIO, Checkpoint, CheckpointCallback, read_checkpoint
 from esper.ppo.collector import Collector, RoundListener, RoundLoader, StoppedError, VectorEnv
 from esper.ppo.distributed import RankLostError, detect_lost_rank, world_size
 from esper.ppo.gae import gae
-from esper.ppo.metadata import CheckpointMetadata, Counters, TrainingHistory
-from esper.ppo.module import PPO, DivergedError
+from esper.ppo.metadata import CheckpointMetadata, Counters, TrainingHistory, check_fits
+from esper.ppo.module import PPO, DivergedError, StaleRolloutError
 from esper.ppo.return_scale import ReturnScale
 from esper.ppo.rollout import PADDING_OPTION, Rollout
 from esper.ppo.settings import PPOSettings
@@ -27,6 +21,7 @@ __all__ = [
     "CheckpointMetadata",
     "Collector",
     "Counters",
+    "DecisionBudget",
     "DivergedError",
     "PPOSettings",
     "RankLostError",
@@ -34,12 +29,13 @@ __all__ = [
     "Rollout",
     "RoundListener",
     "RoundLoader",
+    "StaleRolloutError",
     "StoppedError",
     "TrainingHistory",
     "VectorEnv",
+    "check_fits",
     "detect_lost_rank",
     "gae",
     "read_checkpoint",
-    "restore_module",
     "world_size",
 ]

@@ -4,9 +4,9 @@ Lightning saves weights, normalisers and the optimizer's state. The entry `esper
 `CheckpointMetadata`.
 """
 
-import math
 import pickle
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
@@ -39,8 +40,6 @@ class Checkpoint:
 
     metadata: CheckpointMetadata
     state_dict: Mapping[str, Tensor]
-    optimizer_states: Sequence[dict[str, Any]]
-    callbacks: Mapping[str, Any]  # the callbacks' states, by state key
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -57,75 +56,82 @@ def read_checkpoint(path: Path) -> Checkpoint:
         metadata = CheckpointMetadata.from_dict(content["esper"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}.") from None
-    return Checkpoint(
-        metadata, content["state_dict"], content.get("optimizer_states", []), content.get("callbacks", {})
-    )
+    return Checkpoint(metadata, content["state_dict"])
 
 
-def check_fits(saved: CheckpointMetadata, module: PPO, path: Path) -> None:
-    """Raise a ValueError that names the size or the part of the layout in which the checkpoint differs."""
-    for key, size in module.policy.sizes.items():
-        if saved.sizes[key] != size:
-            raise ValueError(f"policy.{key}={size}: the checkpoint {path} has {saved.sizes[key]}.")
-    saved_layout = saved.layout.to_dict()
-    for key, value in module.policy.layout.to_dict().items():
-        if saved_layout[key] != value:
-            raise ValueError(f"{key}: this run has {value}, but the checkpoint {path} has {saved_layout[key]}.")
-
-
-def restore_module(module: PPO, path: Path) -> Mapping[str, Any]:
-    """Restore a module from a checkpoint and return the callbacks' states.
-
-    The loaded weights are copied into the module and then freed, so that they are not in memory twice.
-    """
-    checkpoint = read_checkpoint(path)
-    check_fits(checkpoint.metadata, module, path)
-    module.load_state_dict(checkpoint.state_dict)
-    module.optimizer_state = checkpoint.optimizer_states[0]
-    module.counters = checkpoint.metadata.counters
-    module.start_cost = checkpoint.metadata.start_cost
-    if checkpoint.metadata.generator is not None:
-        torch.set_rng_state(checkpoint.metadata.generator)
-    return checkpoint.callbacks
-
-
-class CheckpointCallback(Callback):
+class CheckpointCallback(ModelCheckpoint):
     """Saves `last.ckpt` and `best.ckpt`.
 
     Arguments:
         directory: directory of the checkpoints
-        every: rounds between saves of `last.ckpt`; it is also saved when the run ends
+        every: rounds between saves of `last.ckpt`; it is also saved when the run ends or is stopped
         best: metric whose highest value is saved as `best.ckpt`; None saves no best
     """
 
     def __init__(self, directory: str | Path, *, every: int, best: str | None) -> None:
         if every < 1:
             raise ValueError(f"callbacks.checkpoints.every={every}: must be at least 1.")
-        self._directory, self._every, self._metric = Path(directory), every, best
-        self._highest: float | None = None
+        super().__init__(
+            dirpath=directory,
+            filename=Path(BEST).stem,
+            monitor=best,
+            mode="max",
+            save_top_k=0 if best is None else 1,
+            save_last=True,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+        self._every = every
+        self._generator = torch.get_rng_state()  # at the start of the round
+
+    @property
+    def state_key(self) -> str:
+        """Without the arguments, so that a resumed run may change `every`."""
+        return type(self).__qualname__
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Checkpoint directory .* not empty")  # a resumed run continues there
+            super().setup(trainer, pl_module, stage)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning does not start the epoch again that a resumed run was stopped in."""
+        super().on_train_start(trainer, pl_module)
+        self._generator = torch.get_rng_state()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._generator = torch.get_rng_state()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save by rounds: ModelCheckpoint goes by optimizer steps, and an update may have none."""
         assert isinstance(pl_module, PPO)
-        value = None if self._metric is None else pl_module.latest_metrics.get(self._metric)
-        if value is not None and math.isfinite(value) and (self._highest is None or value > self._highest):
-            self._highest = value
-            trainer.save_checkpoint(self._directory / BEST)
+        metrics = self._monitor_candidates(trainer)
+        if self.monitor in metrics:
+            self._save_topk_checkpoint(trainer, metrics)
         if pl_module.counters.rounds % self._every == 0:
-            self._save_last(trainer)
+            self._save_last_checkpoint(trainer, metrics)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save_last(trainer)
+        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, StoppedError):
+            torch.set_rng_state(self._generator)  # the resumed run collects the round again
         if isinstance(exception, StoppedError | SIGTERMException):
-            self._save_last(trainer)
+            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
-    def _save_last(self, trainer: Trainer) -> None:
-        trainer.save_checkpoint(self._directory / LAST)
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        return current is not None and bool(current.isfinite()) and super().check_monitor_top_k(trainer, current)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"metric": self._metric, "highest": self._highest}
+        """Without paths, so that a run's directory can be moved."""
+        score = self.best_model_score
+        return {"metric": self.monitor, "highest": None if score is None else float(score)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["metric"] == self._metric:
-            self._highest = state_dict["highest"]
+        if state_dict["metric"] != self.monitor or state_dict["highest"] is None:
+            return
+        path = self.format_checkpoint_name({})
+        self.best_model_score = self.kth_value = torch.tensor(state_dict["highest"])
+        self.best_model_path = self.kth_best_model_path = path
+        self.best_k_models = {path: self.best_model_score}

@@ -8,11 +8,11 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from esper.controllers import PolicyController
+from esper.controllers import Policy, PolicyController
 from esper.lifecycle import Layout
 from esper.observation import PolicyInputs
 from esper.ppo.distributed import reduce_sum, world_size
-from esper.ppo.module import PPO
+from esper.ppo.metadata import Counters
 from esper.ppo.rollout import Rollout
 
 
@@ -74,7 +74,7 @@ class StoppedError(Exception):
 class RoundLoader:
     """A dataloader of rounds, each run when it is fetched.
 
-    It has a length, so that Lightning does not prefetch: a prefetched round would use the policy before its update.
+    It has a length, so that Lightning does not prefetch: `PPO` refuses a round of the policy before its update.
     """
 
     def __init__(self, rounds: Sequence[Callable[[], Rollout]]) -> None:
@@ -89,40 +89,38 @@ class RoundLoader:
 
 
 class Collector(LightningDataModule):
-    """Runs episodes with the policy of the module that is being trained.
+    """Runs episodes with a policy that is being trained.
 
     Training episode k of a run has the same episode seed whatever the number of environments or ranks. Validation uses
     the same episode seeds each time, which training never uses.
 
     Arguments:
         environment: the episodes that run in parallel
+        policy: the policy that acts
+        counters: progress of the run; whoever trains the policy updates them
         run_seed: all episode seeds are derived from it
         warmup: steps before the first round, for the first statistics of observations
-        budget: maximum number of decisions of the whole run, which ends before a round that might exceed it; None is no
-            limit
         listeners: receive every step of every round
     """
 
     def __init__(
         self,
         environment: VectorEnv,
+        policy: Policy,
+        counters: Counters,
         *,
         run_seed: int,
         warmup: int,
-        budget: int | None = None,
         listeners: Sequence[RoundListener] = (),
     ) -> None:
         super().__init__()
         if warmup < 0:
             raise ValueError(f"collector.warmup={warmup}: must be at least 0.")
+        if policy.layout != environment.layout:
+            raise ValueError("policy: its slots, heads and features must be those of the environment.")
         self.environment, self.listeners = environment, list(listeners)
         self.stop_reason: str | None = None  # set it to stop the run
-        self._run_seed, self._warmup, self._budget = run_seed, warmup, budget
-        self._round_decisions = environment.envs * environment.steps  # at most
-        if budget is not None and budget < self._round_decisions:
-            raise ValueError(
-                f"decisions={budget}: must be at least {self._round_decisions:,}, the decisions of one round."
-            )
+        self._policy, self._counters, self._run_seed, self._warmup = policy, counters, run_seed, warmup
 
     def train_dataloader(self) -> RoundLoader:
         return RoundLoader([self._run_training_round])
@@ -138,18 +136,16 @@ class Collector(LightningDataModule):
 
     def run_episodes(self, kind: str, episode_seeds: Sequence[int]) -> Rollout:
         """Run one whole episode per seed; `kind` is training, sampled or greedy (the most likely actions)."""
-        module, env = self._module, self.environment
-        if module.policy.layout != env.layout:
-            raise ValueError("policy: its slots, heads and features must be those of the environment.")
-        controller = PolicyController(module.policy, greedy=kind == "greedy")
+        env, policy = self.environment, self._policy
+        controller = PolicyController(policy, greedy=kind == "greedy")
         for listener in self.listeners:
             listener.on_round_start(kind, episode_seeds, env.steps)
         seconds = {"environment": 0.0, "policy": 0.0}
         started = time.perf_counter()
         observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
         seconds["environment"] += time.perf_counter() - started
-        rollout = Rollout.empty(list(episode_seeds), env.steps, env.layout, module.policy.begin(len(episode_seeds)))
-        rollout.kind = kind
+        rollout = Rollout.empty(list(episode_seeds), env.steps, env.layout, policy.begin(len(episode_seeds)))
+        rollout.kind, rollout.rounds_done = kind, self._counters.rounds
         alive = torch.ones(len(episode_seeds), dtype=torch.bool)
         for step in range(env.steps):
             if kind == "training":
@@ -181,23 +177,18 @@ class Collector(LightningDataModule):
             listener.on_round_end(rollout)
         return rollout
 
-    def budget_exhausted(self, decisions: int) -> bool:
-        """Whether another round might exceed the budget."""
-        return self._budget is not None and decisions + self._round_decisions * world_size() > self._budget
-
     def _run_training_round(self) -> Rollout:
         self._check_stop_on_all_ranks()
-        module = self._module
-        if self._warmup and not module.policy.base_statistics.count:
+        if self._warmup and not self._policy.base_statistics.count:
             self._warm_up()
-        start = module.counters.episodes + self._first_episode
+        start = self._counters.episodes + self._first_episode
         return self.run_episodes("training", self._episode_seeds("training", start))
 
     def _warm_up(self) -> None:
         """Add the observations of the untrained policy to the observation statistics."""
-        module, env = self._module, self.environment
+        env, policy = self.environment, self._policy
         episode_seeds = self._episode_seeds("warm-up", self._first_episode)
-        controller, policy = PolicyController(module.policy, greedy=False), module.policy
+        controller = PolicyController(policy, greedy=False)
         observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
         device, alive = memory.state[0].device, torch.ones(len(episode_seeds), dtype=torch.bool)
         total = torch.zeros((), device=device)
@@ -226,7 +217,8 @@ class Collector(LightningDataModule):
 
     def _check_stop_on_all_ranks(self) -> None:
         """Stop all ranks here if a stop was requested on any of them."""
-        requests = reduce_sum(torch.tensor(float(self.stop_reason is not None), device=self._module.device))
+        device = self._policy.base_statistics.count.device
+        requests = reduce_sum(torch.tensor(float(self.stop_reason is not None), device=device))
         if requests:
             raise StoppedError(self.stop_reason or "another rank")
 
@@ -235,10 +227,3 @@ class Collector(LightningDataModule):
         """Index of this rank's first episode in a round of all ranks."""
         assert self.trainer is not None
         return self.trainer.global_rank * self.environment.envs
-
-    @property
-    def _module(self) -> PPO:
-        assert self.trainer is not None
-        module = self.trainer.lightning_module
-        assert isinstance(module, PPO)
-        return module

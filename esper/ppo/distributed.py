@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from torch import Tensor
 
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "communicator was aborted", "Timed out")
+# NCCL and the store raise a DistError, but gloo (in torch 2.13) a plain RuntimeError that only its text identifies
+GLOO_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out")
 
 
 class RankLostError(RuntimeError):
@@ -23,7 +24,7 @@ def detect_lost_rank() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if world_size() > 1 and any(message in str(error) for message in LOST):
+        if world_size() > 1 and (isinstance(error, dist.DistError) or any(text in str(error) for text in GLOO_LOST)):
             raise RankLostError("another process of this run has ended, so this one ends too") from error
         raise
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchmetrics import ExplainedVariance
 
 # exp(20) is 5e8: far beyond any clip range, and its square is still finite in float32 (that of exp(88) is not)
 LOG_RATIO_BOUND = 20.0
@@ -75,9 +76,14 @@ def normalise(advantages: Tensor, mean: Tensor, std: Tensor, *, min_std: float) 
     return (advantages - mean) / std.clamp(min=min_std)
 
 
-def explained_variance(error_variance: Tensor, return_variance: Tensor) -> Tensor:
-    """1 - Var(returns - values) / Var(returns); 0 where returns do not vary."""
-    return torch.where(return_variance > 0, 1 - error_variance / return_variance.clamp(min=1e-12), 0.0)
+def explained_variance(values: Tensor, returns: Tensor, return_variance: Tensor) -> Tensor:
+    """1 - Var(returns - values) / Var(returns) of all ranks; 0 where returns do not vary.
+
+    values, returns: [n] of this rank; return_variance: [] of all ranks.
+    """
+    metric = ExplainedVariance().set_dtype(torch.float64).to(returns.device)
+    metric.update(values.double(), returns.double())
+    return torch.where(return_variance > 0, metric.compute(), 0.0)  # torchmetrics has 1 if the values are right too
 
 
 def anneal(start: float, final: float | None, rounds: int, done: int) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from esper.controllers import Policy
 from esper.lifecycle import Layout
 
 METADATA_VERSION = 2  # written; 1 is also read
@@ -87,3 +88,14 @@ class CheckpointMetadata:
             training=None if training is None else TrainingHistory(**training),
             version=version,
         )
+
+
+def check_fits(saved: CheckpointMetadata, policy: Policy, path: object) -> None:
+    """Raise a ValueError that names the size or the part of the layout in which the checkpoint at `path` differs."""
+    for key, size in policy.sizes.items():
+        if saved.sizes[key] != size:
+            raise ValueError(f"policy.{key}={size}: the checkpoint {path} has {saved.sizes[key]}.")
+    saved_layout = saved.layout.to_dict()
+    for key, value in policy.layout.to_dict().items():
+        if saved_layout[key] != value:
+            raise ValueError(f"{key}: this run has {value}, but the checkpoint {path} has {saved_layout[key]}.")

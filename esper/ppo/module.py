@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torchmetrics import MeanMetric
 
 from esper.controllers import Policy
 from esper.environment import gradient_health
 from esper.ppo.distributed import reduce_max, reduce_mean, reduce_sum, world_size
 from esper.ppo.losses import anneal
-from esper.ppo.metadata import CheckpointMetadata, Counters
+from esper.ppo.metadata import CheckpointMetadata, Counters, check_fits
 from esper.ppo.return_scale import ReturnScale
 from esper.ppo.rollout import Rollout
 from esper.ppo.settings import PPOSettings
@@ -23,11 +24,16 @@ from esper.rng import make_generator
 
 ADAM_EPS = 1e-5  # as in the first PPO implementations; 1e-8 makes early steps erratic
 KL_MARGIN = 1.5  # an update ends when the KL exceeds this times the target
+RENAMED_CALLBACKS = {"Checkpoints": "CheckpointCallback"}  # state keys of version 0.1
 PATIENCE = 3  # consecutive updates with a skipped minibatch before the run stops
 
 
 class DivergedError(RuntimeError):
     """Several consecutive updates had non-finite losses or gradients."""
+
+
+class StaleRolloutError(RuntimeError):
+    """A rollout is not of the current policy."""
 
 
 @dataclass
@@ -60,11 +66,11 @@ class PPO(LightningModule):
         self.automatic_optimization = False
         self.policy, self.settings, self.run_seed = policy, settings, run_seed
         self.scale = ReturnScale(settings.return_momentum)
+        self._means = nn.ModuleDict()  # by metric; torchmetrics keeps them out of checkpoints
         self.counters = Counters()
         self.start_cost: Mapping[str, float | None] = {}  # training cost of the controller in `start`
         self.validated_round: int | None = None  # the round after which it was last validated
         self.latest_metrics: dict[str, float] = {}  # the latest value of every metric
-        self.optimizer_state: dict[str, Any] | None = None  # of a checkpoint, until the optimizer is built
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         named = [("actor", self.policy.heads), ("critic", self.policy.critic)]
@@ -77,17 +83,17 @@ class PPO(LightningModule):
             for name, parameters in grouped.items()
         ]
         on_cuda = self.device.type == "cuda"
-        optimizer = torch.optim.AdamW(
+        return torch.optim.AdamW(
             groups, lr=self.settings.lr, eps=ADAM_EPS, fused=on_cuda, foreach=None if on_cuda else True
         )
-        if self.optimizer_state is not None:
-            groups_now = optimizer.state_dict()["param_groups"]  # learning rate and weight decay are those of this run
-            optimizer.load_state_dict({"state": self.optimizer_state["state"], "param_groups": groups_now})
-            self.optimizer_state = None
-        return optimizer
 
     def training_step(self, rollout: Rollout, batch_idx: int) -> dict[str, UpdateTargets]:
         started = time.perf_counter()
+        if rollout.rounds_done != self.counters.rounds:
+            raise StaleRolloutError(
+                f"ppo: the rollout was collected after round {rollout.rounds_done}, but {self.counters.rounds} rounds "
+                "are done; PPO learns only from episodes of the current policy."
+            )
         targets = prepare_targets(rollout, self.policy, self.scale, self.settings)
         stats = self._update(rollout, targets)
         counters = self.counters
@@ -110,10 +116,7 @@ class PPO(LightningModule):
         }
         if rollout.samples:
             metrics["time/samples_per_second"] = rollout.samples * world_size() / seconds
-        self.report_metrics({**round_metrics(rollout), **metrics})
-        collector = self.trainer.datamodule  # type: ignore[attr-defined]
-        if collector is not None and collector.budget_exhausted(counters.decisions):
-            self.trainer.should_stop = True
+        self.report_metrics({**self._round_metrics(rollout), **metrics})
         if counters.bad >= PATIENCE:
             raise DivergedError(
                 f"ppo: {PATIENCE} consecutive updates had non-finite losses or gradients; the run stops after "
@@ -124,9 +127,26 @@ class PPO(LightningModule):
     def validation_step(self, rollout: Rollout, batch_idx: int) -> None:
         self.validated_round = self.counters.rounds
         metrics = {
-            key.split("/")[1]: value for key, value in round_metrics(rollout).items() if not key.startswith("time/")
+            key.split("/")[1]: value
+            for key, value in self._round_metrics(rollout).items()
+            if not key.startswith("time/")
         }
         self.report_metrics({f"validation/{rollout.kind}_{name}": value for name, value in metrics.items()})
+
+    def _round_metrics(self, rollout: Rollout) -> dict[str, float]:
+        """Means over the episodes of all ranks, the share of each op, and seconds by phase."""
+        means = {}
+        for name, samples in round_samples(rollout).items():
+            if name not in self._means:  # they are made once, because making one takes longer than using it
+                self._means[name] = MeanMetric(nan_strategy="disable").to(rollout.valid.device)
+            mean = self._means[name]
+            assert isinstance(mean, MeanMetric)
+            mean.reset()
+            mean.update(samples.to(rollout.valid.device))
+            means[name] = mean.compute().double()
+        values = torch.stack(list(means.values())).tolist()
+        seconds = {f"time/{name}": value for name, value in rollout.seconds.items()}
+        return {**dict(zip(means, values, strict=True)), **seconds}
 
     def _update(self, rollout: Rollout, targets: UpdateTargets) -> UpdateStats:
         """Passes over the round, up to `epochs` or until the KL exceeds its limit."""
@@ -209,15 +229,26 @@ class PPO(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["esper"] = self.metadata().to_dict()
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = CheckpointMetadata.from_dict(checkpoint["esper"])
+        check_fits(saved, self.policy, self.trainer.ckpt_path)
+        vars(self.counters).update(vars(saved.counters))  # in place, since the collector reads the same object
+        self.start_cost = saved.start_cost
+        if saved.generator is not None:
+            torch.set_rng_state(saved.generator)
+        groups = self.configure_optimizers().state_dict()["param_groups"]
+        for state in checkpoint.get("optimizer_states", []):
+            state["param_groups"] = groups  # learning rate and weight decay are those of this run
+        states = {RENAMED_CALLBACKS.get(key, key): state for key, state in checkpoint.get("callbacks", {}).items()}
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        present = {callback.state_key for callback in callbacks}  # a resumed run may switch some off
+        checkpoint["callbacks"] = {key: state for key, state in states.items() if key in present}
 
-def round_metrics(rollout: Rollout) -> dict[str, float]:
-    """Means over the episodes of a round, the share of each op, and seconds by phase."""
-    valid = rollout.valid
-    metrics = {f"episode/{name}": values.float().mean() for name, values in rollout.outcome.items()}
-    metrics["episode/return"] = rollout.reward.sum(1).mean()
-    metrics["episode/length"] = valid.sum(1).float().mean()
-    op = rollout.select_head("op")
-    for index, name in enumerate(rollout.layout.ops):
-        metrics[f"policy/op_{name}"] = ((op == index) & valid).sum() / valid.sum()
-    values = reduce_mean(torch.stack([metric.to(valid.device).double() for metric in metrics.values()])).tolist()
-    return {**dict(zip(metrics, values, strict=True)), **{f"time/{name}": s for name, s in rollout.seconds.items()}}
+
+def round_samples(rollout: Rollout) -> dict[str, Tensor]:
+    """The samples [n] whose means are reported: one for each episode; for the share of each op, one for each step."""
+    valid, op = rollout.valid, rollout.select_head("op")[rollout.valid]
+    samples = {f"episode/{name}": values.float() for name, values in rollout.outcome.items()}
+    samples["episode/return"] = rollout.reward.sum(1)
+    samples["episode/length"] = valid.sum(1).float()
+    return samples | {f"policy/op_{name}": (op == index).float() for index, name in enumerate(rollout.layout.ops)}

@@ -39,6 +39,7 @@ class Rollout:
     valid: Tensor  # bool [envs, steps]
     state: LSTMState  # initial, [layers, envs, hidden]
     kind: str = "training"  # or sampled, greedy: validation rounds
+    rounds_done: int = 0  # rounds of the run that were done when it was collected
     outcome: dict[str, Tensor] = field(default_factory=dict)  # [envs], final results of the episodes
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
     samples: float = 0.0  # training samples of the hosts

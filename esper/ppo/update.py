@@ -45,19 +45,21 @@ def prepare_targets(rollout: Rollout, policy: Policy, scale: ReturnScale, settin
     shape, valid = rollout.action.shape, rollout.valid.unsqueeze(-1)
     is_active = active(masks, rollout.select_head("op").flatten(), rollout.layout, policy.masked).view(shape) & valid
     decision = is_active.any(-1)
-    parts = torch.stack([returns, returns - values, advantages, values], -1)
+    parts = torch.stack([returns, values], -1)
     overall = Moments.unpacked(reduce_sum(Moments.of(parts, rollout.valid).packed()))
     chosen = Moments.unpacked(reduce_sum(Moments.of(advantages.unsqueeze(-1), decision).packed()))
     mean, std = chosen.mean[0], chosen.variance[0].sqrt()
     metrics = {
-        "losses/explained_variance": explained_variance(overall.variance[1], overall.variance[0]),
+        "losses/explained_variance": explained_variance(
+            values[rollout.valid], returns[rollout.valid], overall.variance[0]
+        ),
         "policy/forced": 1 - chosen.count / overall.count.clamp(min=1),
         "policy/advantage_mean": mean,
         "policy/advantage_std": std,
         "policy/return_mean": overall.mean[0],
         "policy/return_std": overall.variance[0].sqrt(),
-        "policy/value_mean": overall.mean[3],
-        "policy/value_std": overall.variance[3].sqrt(),
+        "policy/value_mean": overall.mean[1],
+        "policy/value_std": overall.variance[1].sqrt(),
     }
     values_on_cpu = torch.stack([metric.double() for metric in metrics.values()]).tolist()
     return UpdateTargets(

@@ -7,6 +7,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from esper.files import write_file
 from esper.telemetry.loggers import adapt
 
 LOGGER_IDS = "loggers.json"  # in the directory of a run
@@ -30,9 +31,7 @@ class LoggerIds(Callback):
             adapter.start()
         ids = {name: adapter.run_id for name, adapter in adapters.items() if adapter.run_id}
         if ids:
-            unfinished = self._path.with_suffix(".part")
-            unfinished.write_text(json.dumps({**read_ids(self._path.parent), **ids}, indent=2))
-            unfinished.replace(self._path)
+            write_file(self._path, json.dumps({**read_ids(self._path.parent), **ids}, indent=2))
 
 
 def read_ids(directory: Path) -> dict[str, str]:

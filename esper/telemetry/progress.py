@@ -1,6 +1,5 @@
 """Progress bars over rounds and over the steps of a round; lines of text if there is no terminal."""
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBars
 from torch import Tensor
+from torchmetrics.aggregation import RunningMean
 
 from esper.ppo import PPO, Rollout
 
@@ -28,7 +28,7 @@ class ProgressDisplay(Callback):
         if every < 1:
             raise ValueError(f"callbacks.progress.every={every}: must be at least 1.")
         self._console, self._rounds, self._decisions, self._every = console, rounds, decisions, every
-        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._score = RunningMean(WINDOW, nan_strategy="disable", sync_on_compute=False)  # all ranks have the same
         columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bars = ProgressBars(
             *columns,
@@ -42,9 +42,12 @@ class ProgressDisplay(Callback):
         self._inner = self._bars.add_task("steps", total=1)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._bars.start()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The counters of a resumed run are restored after `setup`."""
         assert isinstance(pl_module, PPO)
         self._bars.update(self._outer, completed=self._completed(pl_module))
-        self._bars.start()
 
     def on_round_start(self, kind: str, episode_seeds: Sequence[int], steps: int) -> None:
         self._bars.reset(self._inner, total=steps, description=f"{kind} steps")
@@ -58,8 +61,8 @@ class ProgressDisplay(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PPO)
         metrics, counters = pl_module.latest_metrics, pl_module.counters
-        self._recent.append(metrics["episode/score"])
-        running = sum(self._recent) / len(self._recent)
+        self._score.update(metrics["episode/score"])
+        running = self._score.compute().item()
         unit = "rounds" if self._decisions is None else "decisions"
         self._bars.update(self._outer, completed=self._completed(pl_module), description=f"{unit}, score {running:.2f}")
         if not self._console.is_terminal and counters.rounds % self._every == 0:

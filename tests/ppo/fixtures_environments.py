@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from esper.config import load_preset
 from esper.lifecycle import Layout, Masks
 from esper.observation import PolicyInputs
-from esper.ppo import PPO, Collector, PPOSettings, Rollout
+from esper.ppo import PPO, AtomicCheckpointIO, Collector, PPOSettings, Rollout, RoundListener, read_checkpoint
 from esper.rng import derive_seed
 from tests.controllers.fixtures_policies import policy
 from tests.lifecycle.fixtures_slots import space
@@ -99,20 +101,30 @@ def make_module(env: Any, run_seed: int = 0, network: dict[str, Any] | None = No
 
 
 def make_trainer(rounds: int = 1, **changes: Any) -> Trainer:
-    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    is_saved = any(isinstance(callback, ModelCheckpoint) for callback in changes.get("callbacks", []))
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False}
+    quiet["enable_checkpointing"] = is_saved
     common = {"accelerator": "cpu", "num_sanity_val_steps": 0, "inference_mode": False, "limit_val_batches": 0}
     return Trainer(max_epochs=rounds, **{"logger": False, **quiet, **common, **changes})
 
 
+def make_collector(module: PPO, env: Any, warmup: int = 0, listeners: Sequence[RoundListener] = ()) -> Collector:
+    return Collector(env, module.policy, module.counters, run_seed=module.run_seed, warmup=warmup, listeners=listeners)
+
+
 def fit(module: PPO, env: Any, rounds: int = 1, warmup: int = 0, **changes: Any) -> Collector:
-    collector = Collector(env, run_seed=module.run_seed, warmup=warmup)
+    collector = make_collector(module, env, warmup)
     make_trainer(rounds, **changes).fit(module, datamodule=collector)
     return collector
 
 
 def run_round(module: PPO, env: Any, kind: str = "training", episode_seeds: Sequence[int] | None = None) -> Rollout:
     """One rollout without an update."""
-    collector = Collector(env, run_seed=0, warmup=0)
-    collector.trainer = make_trainer()
-    collector.trainer.strategy.connect(module)
-    return collector.run_episodes(kind, list(episode_seeds or range(env.envs)))
+    return make_collector(module, env).run_episodes(kind, list(episode_seeds or range(env.envs)))
+
+
+def restore(module: PPO, path: Path, env: Any = None) -> None:
+    """Load a checkpoint as a resumed run does that has no round left."""
+    env = env or MatchingEnv()
+    trainer = make_trainer(read_checkpoint(path).metadata.counters.rounds, plugins=[AtomicCheckpointIO()])
+    trainer.fit(module, datamodule=make_collector(module, env), ckpt_path=path, weights_only=True)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper.config import build_vector_env, compose_config
 from esper.controllers import FactoredDistribution, Policy, PolicyController, PolicyDecision
 from esper.lifecycle import HEAD_NAMES, Masks, causal
-from esper.ppo import PPO, Checkpoint, CheckpointMetadata, Rollout, checkpoint, gae, metadata, restore_module
+from esper.ppo import PPO, AtomicCheckpointIO, CheckpointMetadata, Rollout, gae, metadata
 from esper.ppo import module as ppo_module
 from esper.ppo.checkpoint import LAST, read_checkpoint
 from esper.ppo.losses import LOG_RATIO_BOUND, surrogate, value_loss
@@ -22,7 +22,7 @@ from esper.training import build_module
 from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
 from tests.controllers.test_distribution import random_logits
 from tests.fixtures_environment import SMALL
-from tests.ppo.fixtures_environments import MatchingEnv, fit, make_module, make_settings, run_round
+from tests.ppo.fixtures_environments import MatchingEnv, fit, make_module, make_settings, restore, run_round
 from tests.ppo.test_checkpoint import train_and_save
 from tests.ppo.test_module import compute_loss, prepare
 
@@ -464,9 +464,9 @@ def test_other_sizes_of_features_or_lstm_are_refused(tmp_path: Path) -> None:
         env = MatchingEnv()
         env.layout = replace(env.layout, **{key: 9})
         with pytest.raises(ValueError, match=rf"^{key}: this run has 9, but the checkpoint"):
-            restore_module(make_module(env), tmp_path / LAST)
+            restore(make_module(env), tmp_path / LAST, env)
     with pytest.raises(ValueError, match=r"^policy.hidden=24: the checkpoint .* has 16"):
-        restore_module(make_module(MatchingEnv(), network={"hidden": 24}), tmp_path / LAST)
+        restore(make_module(MatchingEnv(), network={"hidden": 24}), tmp_path / LAST)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -474,7 +474,7 @@ def test_compilation_starts_after_the_weights_of_a_checkpoint_are_loaded(tmp_pat
     trained = train_and_save(tmp_path, rounds=1, network={"layers": 0})
     graphs, fresh = GraphRecorder(), make_module(MatchingEnv(), run_seed=9, network={"layers": 0})
     fresh.policy.compile(backend=graphs)
-    restore_module(fresh, tmp_path / LAST)
+    restore(fresh, tmp_path / LAST)
     assert graphs.operations == []
     inputs = random_inputs(fresh.policy.layout, 2, draws())
     arguments = (inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], fresh.policy.begin(2))
@@ -482,7 +482,7 @@ def test_compilation_starts_after_the_weights_of_a_checkpoint_are_loaded(tmp_pat
     assert graphs.operations
     torch.save({"esper": {"version": METADATA_VERSION + 1}}, tmp_path / "newer.ckpt")
     with pytest.raises(ValueError, match=rf"reads 1 to {METADATA_VERSION}"):
-        restore_module(fresh, tmp_path / "newer.ckpt")
+        restore(fresh, tmp_path / "newer.ckpt")
 
 
 def test_the_mode_of_compilation_is_saved_and_a_restored_policy_uses_its_own(
@@ -493,7 +493,7 @@ def test_the_mode_of_compilation_is_saved_and_a_restored_policy_uses_its_own(
     train_and_save(tmp_path, rounds=1, network={"compile": "max-autotune"})
     assert read_checkpoint(tmp_path / LAST).metadata.compile == "max-autotune"
     fresh = make_module(MatchingEnv(), network={"compile": "max-autotune"})
-    restore_module(fresh, tmp_path / LAST)
+    restore(fresh, tmp_path / LAST)
     assert modes == ["max-autotune", "max-autotune"]
     assert fresh.policy.compile_mode == "max-autotune"
     documented = " ".join((CheckpointMetadata.__doc__ or "").split())
@@ -505,19 +505,19 @@ def test_the_weights_of_a_checkpoint_are_freed_after_loading(tmp_path: Path, mon
     train_and_save(tmp_path, rounds=1)
     weights: list[Any] = []
 
-    def read_and_track(path: Path) -> Checkpoint:
-        content = read_checkpoint(path)
-        weights.extend(weakref.ref(value) for value in content.state_dict.values())
+    original = AtomicCheckpointIO.load_checkpoint
+
+    def load_and_track(self: AtomicCheckpointIO, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        content = original(self, *args, **kwargs)
+        weights.extend(weakref.ref(value) for value in content["state_dict"].values())
         return content
 
-    monkeypatch.setattr(checkpoint, "read_checkpoint", read_and_track)
+    monkeypatch.setattr(AtomicCheckpointIO, "load_checkpoint", load_and_track)
     fresh = make_module(MatchingEnv(), run_seed=9)
-    restore_module(fresh, tmp_path / LAST)
+    restore(fresh, tmp_path / LAST)
     gc.collect()
     assert weights
     assert not any(reference() is not None for reference in weights)
-    fresh.configure_optimizers()
-    assert fresh.optimizer_state is None
 
 
 def test_metrics_are_reported_for_the_heads_of_the_head_table_and_the_critic() -> None:

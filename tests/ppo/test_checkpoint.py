@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from esper.ppo import AtomicCheckpointIO, CheckpointCallback, Collector, restore_module
+from esper.ppo import AtomicCheckpointIO, CheckpointCallback
 from esper.ppo.checkpoint import BEST, LAST, read_checkpoint
-from tests.ppo.fixtures_environments import MatchingEnv, make_module, make_trainer
+from tests.ppo.fixtures_environments import MatchingEnv, make_collector, make_module, make_trainer, restore
 
 
 def train_and_save(directory: Path, rounds: int = 2, **changes: Any) -> Any:
@@ -15,7 +15,7 @@ def train_and_save(directory: Path, rounds: int = 2, **changes: Any) -> Any:
     module = make_module(env, **changes)
     callback = CheckpointCallback(directory, every=1, best="episode/score")
     trainer = make_trainer(rounds, callbacks=[callback], plugins=[AtomicCheckpointIO()])
-    trainer.fit(module, datamodule=Collector(env, run_seed=0, warmup=2))
+    trainer.fit(module, datamodule=make_collector(module, env, warmup=2))
     return module
 
 
@@ -44,12 +44,15 @@ def test_a_restored_module_equals_the_saved_one(tmp_path: Path) -> None:
     module = train_and_save(tmp_path)
     fresh = make_module(MatchingEnv(), run_seed=9)
     torch.manual_seed(1)
-    restore_module(fresh, tmp_path / LAST)
+    restore(fresh, tmp_path / LAST)
     for name, value in module.state_dict().items():
         assert torch.equal(fresh.state_dict()[name], value)
     assert fresh.counters == module.counters
-    optimizer = fresh.configure_optimizers()
+    optimizer = fresh.optimizers()
+    assert not isinstance(optimizer, list)
     assert len(optimizer.state) == len(list(fresh.policy.parameters()))
+    saved = torch.load(tmp_path / LAST, weights_only=True)["esper"]["generator"]
+    assert torch.equal(torch.get_rng_state(), saved)
 
 
 def test_the_best_and_the_last_are_saved(tmp_path: Path) -> None:
@@ -57,7 +60,7 @@ def test_the_best_and_the_last_are_saved(tmp_path: Path) -> None:
     best, last = read_checkpoint(tmp_path / BEST), read_checkpoint(tmp_path / LAST)
     assert last.metadata.counters.rounds == 4
     assert best.metadata.counters.rounds <= 4
-    state = next(iter(last.callbacks.values()))
+    state = torch.load(tmp_path / LAST, weights_only=True)["callbacks"]["CheckpointCallback"]
     assert isinstance(state["highest"], float)
 
 
@@ -108,14 +111,14 @@ def test_another_size_is_refused_with_its_key(tmp_path: Path, key: str, value: i
     train_and_save(tmp_path, rounds=1)
     other = make_module(MatchingEnv(), network={key: value})
     with pytest.raises(ValueError, match=rf"policy.{key}={value}: the checkpoint .* has"):
-        restore_module(other, tmp_path / LAST)
+        restore(other, tmp_path / LAST)
 
 
 def test_another_layout_is_refused_with_what_differs(tmp_path: Path) -> None:
     train_and_save(tmp_path, rounds=1)
-    other = make_module(MatchingEnv(actions="full"))
+    env = MatchingEnv(actions="full")
     with pytest.raises(ValueError, match="options: this run has"):
-        restore_module(other, tmp_path / LAST)
+        restore(make_module(env), tmp_path / LAST, env)
 
 
 def test_slots_in_another_order_are_refused(tmp_path: Path) -> None:
@@ -123,23 +126,26 @@ def test_slots_in_another_order_are_refused(tmp_path: Path) -> None:
     env = MatchingEnv()
     env.layout = type(env.layout)(**{**vars(env.layout), "slots": env.layout.slots[::-1]})
     with pytest.raises(ValueError, match="slots: this run has"):
-        restore_module(make_module(env), tmp_path / LAST)
+        restore(make_module(env), tmp_path / LAST, env)
 
 
 def test_the_best_value_of_another_metric_is_not_restored(tmp_path: Path) -> None:
     by_score, by_return = (
         CheckpointCallback(tmp_path, every=1, best=name) for name in ("episode/score", "episode/return")
     )
-    by_score._highest = 50.0
+    by_score.load_state_dict({"metric": "episode/score", "highest": 50.0})
     by_return.load_state_dict(by_score.state_dict())
-    assert by_return._highest is None
+    assert by_score.best_model_score == 50
+    assert by_return.best_model_score is None
 
 
 def test_a_restored_optimizer_has_the_weight_decay_of_this_run(tmp_path: Path) -> None:
     train_and_save(tmp_path, rounds=1)
     module = make_module(MatchingEnv(), weight_decay=0.5)
-    restore_module(module, tmp_path / LAST)
-    groups = {group["name"]: group["weight_decay"] for group in module.configure_optimizers().param_groups}
+    restore(module, tmp_path / LAST)
+    optimizer = module.optimizers()
+    assert not isinstance(optimizer, list)
+    groups = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
     assert groups["critic"] == 0.5
 
 

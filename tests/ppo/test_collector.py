@@ -3,9 +3,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper.ppo import Collector, RoundLoader, StoppedError
+from esper.ppo import DecisionBudget, RoundLoader, StaleRolloutError, StoppedError
 from esper.rng import derive_seed
-from tests.ppo.fixtures_environments import MatchingEnv, fit, make_module, make_settings, make_trainer, run_round
+from tests.ppo.fixtures_environments import (
+    MatchingEnv,
+    fit,
+    make_collector,
+    make_module,
+    make_settings,
+    make_trainer,
+    run_round,
+)
 
 
 def test_a_round_loader_has_a_length_and_runs_a_round_each_time() -> None:
@@ -33,6 +41,26 @@ def test_each_round_is_run_by_the_policy_after_the_last_update() -> None:
     module.training_step = spy  # type: ignore[assignment, method-assign]
     fit(module, env, rounds=3)
     assert is_equal == [True, True, True]
+
+
+@pytest.mark.parametrize("collected", [0, 2])
+def test_a_rollout_that_was_not_collected_by_the_current_policy_is_refused(collected: int) -> None:
+    """As it would be if rounds were prefetched, whatever the data fetcher does."""
+    env = MatchingEnv()
+    module = make_module(env)
+    fit(module, env, rounds=1)
+    rollout = replace(run_round(module, env), rounds_done=collected)
+    with pytest.raises(StaleRolloutError, match=rf"^ppo: the rollout was collected after round {collected}, but"):
+        module.training_step(rollout, 0)
+    assert module.counters.rounds == 1
+
+
+def test_a_rollout_has_the_number_of_rounds_that_were_done() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    assert run_round(module, env).rounds_done == 0
+    fit(module, env, rounds=2)
+    assert run_round(module, env).rounds_done == 2
 
 
 def test_episodes_of_different_length_are_padded_rows() -> None:
@@ -78,10 +106,10 @@ def test_training_and_validation_have_different_episode_seeds_and_training_never
 
         def on_round_end(self, rollout: object) -> None: ...
 
-    collector = Collector(env, run_seed=3, warmup=0, listeners=[SeedListener()])
+    collector = make_collector(module, env, listeners=[SeedListener()])
     make_trainer(2, limit_val_batches=1.0).fit(module, datamodule=collector)
     training = [seeds for kind, seeds in rounds if kind == "training"]
-    assert [seed for seeds in training for seed in seeds] == [derive_seed("training", 3, index) for index in range(8)]
+    assert [seed for seeds in training for seed in seeds] == [derive_seed("training", 0, index) for index in range(8)]
     held_out = [seeds for kind, seeds in rounds if kind in ("sampled", "greedy")]
     assert len(held_out) == 4
     assert all(seeds == held_out[0] for seeds in held_out)
@@ -139,7 +167,7 @@ def test_a_run_that_stops_in_validation_finishes_the_validation() -> None:
 
         def on_round_end(self, rollout: object) -> None: ...
 
-    collector = Collector(env, run_seed=0, warmup=0, listeners=[StoppingListener()])
+    collector = make_collector(module, env, listeners=[StoppingListener()])
     with pytest.raises(StoppedError):
         make_trainer(3, limit_val_batches=1.0).fit(module, datamodule=collector)
     assert rounds == ["training", "sampled", "greedy"]
@@ -149,7 +177,7 @@ def test_a_run_that_stops_in_validation_finishes_the_validation() -> None:
 def test_a_requested_stop_ends_the_run_before_an_update() -> None:
     env = MatchingEnv()
     module = make_module(env)
-    collector = Collector(env, run_seed=0, warmup=0)
+    collector = make_collector(module, env)
     collector.stop_reason = "SIGINT"
     with pytest.raises(StoppedError, match="SIGINT"):
         make_trainer().fit(module, datamodule=collector)
@@ -159,8 +187,8 @@ def test_a_requested_stop_ends_the_run_before_an_update() -> None:
 def test_a_budget_of_decisions_is_never_exceeded() -> None:
     env = MatchingEnv()
     module = make_module(env)
-    collector = Collector(env, run_seed=0, warmup=0, budget=60)
-    make_trainer(100).fit(module, datamodule=collector)
+    budget = DecisionBudget(60, round_decisions=20)
+    make_trainer(100, callbacks=[budget]).fit(module, datamodule=make_collector(module, env))
     assert module.counters.decisions == 57, "three rounds of 19; a fourth might take 20"
 
 
@@ -174,7 +202,9 @@ def test_a_policy_for_slots_in_another_order_is_refused() -> None:
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"collector.warmup=-1"):
-        Collector(MatchingEnv(), run_seed=0, warmup=-1)
+        make_collector(make_module(MatchingEnv()), MatchingEnv(), warmup=-1)
+    with pytest.raises(ValueError, match=r"^decisions=19: must be at least 20, the decisions of one round\.$"):
+        DecisionBudget(19, round_decisions=20)
     for change, sentence in (
         ({"epochs": 0}, "ppo.epochs=0: must be a whole number of at least 1"),
         ({"lr": 0.0}, "ppo.lr=0.0: must be above 0"),

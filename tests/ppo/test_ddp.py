@@ -1,6 +1,7 @@
 """Distributed training with two processes on one machine (gloo)."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from rich.console import Console
 
 from esper.config import compose_config
+from esper.ppo import RankLostError, detect_lost_rank, distributed
 from esper.records import read_rounds
 from esper.training import train
 
@@ -24,7 +26,8 @@ TIMEOUT = 150  # seconds; every run here is shorter
 
 
 def start(directory: Path, *overrides: str) -> "subprocess.Popen[str]":
-    run_dir = [] if "-m" in overrides else [f"hydra.run.dir={directory}"]
+    has_directory = "-m" in overrides or any(override.startswith("resume=") for override in overrides)
+    run_dir = [] if has_directory else [f"hydra.run.dir={directory}"]
     command = [sys.executable, "-m", "esper.run", *overrides, *run_dir]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -88,6 +91,20 @@ def test_only_one_rank_prints_and_writes(runs: tuple[Path, Path, str]) -> None:
         assert line[name] == pytest.approx(single[name], rel=1e-3, abs=1e-5)
 
 
+def test_a_run_resumes_with_several_ranks(runs: tuple[Path, Path, str], tmp_path: Path) -> None:
+    one, two, _ = runs
+    shutil.copytree(two, tmp_path / "run")
+    resumed = start(tmp_path / "run", f"resume={tmp_path / 'run'}", "rounds=3")
+    printed = wait_for_output(resumed)
+    assert resumed.returncode == 0, printed
+    ranks, single = [load_record(tmp_path / "run", rank) for rank in range(2)], load_record(one)
+    assert all(torch.equal(ranks[0]["state"][name], ranks[1]["state"][name]) for name in single["state"])
+    episode_seeds = [seed for rank in ranks for seed in rank["rounds"][0]["episode_seeds"]]
+    assert episode_seeds == single["rounds"][2]["episode_seeds"]
+    for name, value in single["state"].items():
+        torch.testing.assert_close(ranks[0]["state"][name], value, atol=1e-4, rtol=1e-3)
+
+
 def test_a_run_resumes_with_another_number_of_ranks(runs: tuple[Path, Path, str]) -> None:
     one, two, _ = runs
     overrides = [*TASK, "environment.envs=8", "rounds=3"]
@@ -96,6 +113,28 @@ def test_a_run_resumes_with_another_number_of_ranks(runs: tuple[Path, Path, str]
     assert resumed["rounds"][0]["episode_seeds"] == single["rounds"][2]["episode_seeds"]
     for name, value in single["state"].items():
         torch.testing.assert_close(resumed["state"][name], value, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0."),
+        torch.distributed.DistNetworkError("failed to recv"),
+        RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5731"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_only_communication_errors_of_several_ranks_are_a_lost_rank(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(type(error)) as raised, detect_lost_rank():
+        raise error
+    assert raised.value is error, "a single process has lost no rank"
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    with pytest.raises(RankLostError, match="another process of this run has ended"), detect_lost_rank():
+        raise error
+    with pytest.raises(RuntimeError, match=r"^out of memory$"), detect_lost_rank():
+        raise RuntimeError("out of memory")
 
 
 def test_a_run_whose_first_rank_is_killed_ends_without_a_hang(tmp_path: Path) -> None:

@@ -90,9 +90,11 @@ def test_advantages_that_hardly_differ_are_not_amplified() -> None:
 
 
 def test_explained_variance_is_1_for_perfect_values_and_0_where_nothing_varies() -> None:
-    assert explained_variance(torch.tensor(0.0), torch.tensor(2.0)) == 1
-    assert explained_variance(torch.tensor(3.0), torch.tensor(2.0)) == -0.5
-    assert explained_variance(torch.tensor(0.0), torch.tensor(0.0)) == 0
+    returns, varies = torch.tensor([1.0, 2.0, 3.0]), torch.tensor(1.0)
+    assert explained_variance(returns, returns, varies) == 1
+    assert explained_variance(returns + 5, returns, varies) == 1, "a constant error has no variance"
+    assert explained_variance(returns.flip(0), returns, varies).item() == pytest.approx(-3)
+    assert explained_variance(torch.ones(3), torch.ones(3), torch.tensor(0.0)) == 0
 
 
 def test_annealing_is_linear_and_then_constant() -> None:

@@ -7,11 +7,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from esper.config import compose_config
-from esper.ppo import Collector
 from esper.telemetry import Anomalies, DetailWindow
 from esper.telemetry.anomalies import RepeatCounter
 from esper.telemetry.checks import CHECKS, CheckState, Finding, Thresholds, check_all
-from tests.ppo.fixtures_environments import MatchingEnv, make_module, make_trainer
+from tests.ppo.fixtures_environments import MatchingEnv, make_collector, make_module, make_trainer
 from tests.telemetry.fixtures_runs import train_tiny
 
 DEFAULTS: dict[str, Any] = dict(compose_config("run").callbacks.anomalies.thresholds)
@@ -117,7 +116,7 @@ def train_with_findings(directory: Path, count: int = 4, **changes: Any) -> tupl
     arguments = {"thresholds": {**DEFAULTS, "ratio_high": 0.5}, "off": [], "on": "log", "detail_rounds": 2, **changes}
     callback = Anomalies(directory, window, count, None, **arguments)
     module = make_module(env)
-    make_trainer(count, callbacks=[callback]).fit(module, datamodule=Collector(env, run_seed=0, warmup=0))
+    make_trainer(count, callbacks=[callback]).fit(module, datamodule=make_collector(module, env))
     return module, window
 
 

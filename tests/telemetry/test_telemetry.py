@@ -6,15 +6,14 @@ from typing import Any
 from PIL import Image
 from rich.console import Console
 
-from esper.ppo import Collector
 from esper.telemetry import ProgressDisplay, RoundWriter, draw_rounds, summary_table
-from tests.ppo.fixtures_environments import MatchingEnv, make_module, make_trainer
+from tests.ppo.fixtures_environments import MatchingEnv, make_collector, make_module, make_trainer
 
 
 def train_with(callback: Any, rounds: int = 3, listen: bool = False) -> Any:
     env = MatchingEnv()
     module = make_module(env)
-    collector = Collector(env, run_seed=0, warmup=0, listeners=[callback] if listen else [])
+    collector = make_collector(module, env, listeners=[callback] if listen else [])
     make_trainer(rounds, callbacks=[callback], limit_val_batches=1.0, check_val_every_n_epoch=2).fit(
         module, datamodule=collector
     )
