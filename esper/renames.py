@@ -62,6 +62,7 @@ KEYS = {  # pattern of a configuration key -> new name of its last part
     "reward.terms.*.useful": "useful_penalty",
     "reward.terms.early_prune.age": "min_age",
 }
+NEW_TARGETS = {"callbacks.anomalies.thresholds": "esper.telemetry.Thresholds"}  # of nodes that had none
 OPTIONS = {("policy", "lstm_open"): "lstm_floors", ("ablation", "critic_of_rest"): "value_target_rest"}
 SUMMARY_KEYS = {"asked": "requested"}  # of summary.json
 
@@ -94,4 +95,6 @@ def rename_config(node: Any, path: str = "") -> Any:
             migrated[key] = TARGETS.get(value, value)
         elif new == key or new not in node:
             migrated[new] = rename_config(value, full_key)
+    if path in NEW_TARGETS:
+        migrated.setdefault("_target_", NEW_TARGETS[path])
     return migrated

@@ -18,7 +18,7 @@ from esper.checkpoints.runs import read_overrides
 from esper.command_line import check_renamed
 from esper.config import CONF, build, compose_config, flatten, migrate_config
 from esper.ppo import read_checkpoint
-from esper.renames import KEYS, MODULES, OPTIONS, TARGETS, renamed_key
+from esper.renames import KEYS, MODULES, NEW_TARGETS, OPTIONS, TARGETS, renamed_key
 from esper.run import cli
 
 OLD_KEYS = {key: f"{key.rpartition('.')[0]}.{new}" for key, new in KEYS.items()}
@@ -113,6 +113,8 @@ def downgrade(node: Any, path: str = "") -> Any:
         olds = [old.rpartition(".")[2] for old, new in KEYS.items() if new == key]
         old = next((old for old in olds if renamed_key(f"{parent}.{old}") == full_key), key)
         result[old] = old_targets.get(value, value) if key == "_target_" else downgrade(value, full_key)
+    if path in NEW_TARGETS:
+        del result["_target_"]
     return result
 
 

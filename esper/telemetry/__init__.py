@@ -1,6 +1,7 @@
 """Lightning callbacks that report metrics, write files and fill loggers; none of them changes training."""
 
 from esper.telemetry.anomalies import Anomalies, DetailWindow
+from esper.telemetry.checks import Thresholds
 from esper.telemetry.dashboard import Dashboard
 from esper.telemetry.episodes import EpisodeBuffer, EpisodeWriter
 from esper.telemetry.health import Health
@@ -20,6 +21,7 @@ __all__ = [
     "Health",
     "ProgressDisplay",
     "RoundWriter",
+    "Thresholds",
     "draw_rounds",
     "summary_table",
     "timeline",

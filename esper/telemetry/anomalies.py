@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -68,7 +68,7 @@ class Anomalies(Callback):
         directory: directory of the run
         detail_window: opened by findings
         rounds, decisions: length of the whole run; decisions may be None
-        thresholds: arguments of `Thresholds`
+        thresholds: of the checks
         off: checks that are switched off
         on: what to do about a finding: `log`, or `stop` to end the run as well
         detail_rounds: rounds after a finding in which the dashboard draws everything
@@ -81,30 +81,17 @@ class Anomalies(Callback):
         rounds: int,
         decisions: int | None,
         *,
-        thresholds: Mapping[str, Any],
+        thresholds: Thresholds,
         off: Sequence[str],
-        on: str,
+        on: Literal["log", "stop"],
         detail_rounds: int,
     ) -> None:
         unknown = [name for name in off if name not in CHECKS]
         if unknown:
             raise ValueError(f"callbacks.anomalies.off={list(off)}: {unknown[0]} must be one of {', '.join(CHECKS)}.")
-        if on not in ("log", "stop"):
-            raise ValueError(f"callbacks.anomalies.on={on}: must be log or stop.")
-        try:
-            self._thresholds = Thresholds(**thresholds)
-        except TypeError as error:
-            raise ValueError(f"callbacks.anomalies.thresholds: {error}.") from None
-        self._file, self._detail_window, self._rounds = (
-            RoundFile(Path(directory) / "anomalies.jsonl"),
-            detail_window,
-            rounds,
-        )
+        self._file = RoundFile(Path(directory) / "anomalies.jsonl")
+        self._thresholds, self._detail_window, self._rounds = thresholds, detail_window, rounds
         self._off, self._on, self._detail_rounds, self._decisions = tuple(off), on, detail_rounds, decisions
-        if not self._thresholds.value or "other" not in self._thresholds.entropy:
-            raise ValueError(
-                "callbacks.anomalies.thresholds: value must have a pair, and entropy must have a key other."
-            )
         self._state, self._repeats, self._count = CheckState(), RepeatCounter(), 0
 
     @rank_zero_only

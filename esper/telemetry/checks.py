@@ -31,7 +31,7 @@ class Thresholds:
     patience: int
     recovery_factor: float
     kl: float
-    value: list[list[float]]
+    value: Sequence[tuple[float, float]]
     drift: float
     momentum: float
     warmup: int
@@ -39,6 +39,12 @@ class Thresholds:
     lstm_low: float
     unearned_steps: float
     rollbacks: float
+
+    def __post_init__(self) -> None:
+        if not self.value or "other" not in self.entropy:
+            raise ValueError(
+                "callbacks.anomalies.thresholds: value must have a pair, and entropy must have a key other."
+            )
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from esper.config import compose_config
+from esper.config import check_training_config, compose_config
 from esper.telemetry import Anomalies, DetailWindow
 from esper.telemetry.anomalies import RepeatCounter
 from esper.telemetry.checks import CHECKS, CheckState, Finding, Thresholds, check_all
 from tests.ppo.fixtures_environments import MatchingEnv, make_collector, make_module, make_trainer
 from tests.telemetry.fixtures_runs import train_tiny
 
-DEFAULTS: dict[str, Any] = dict(compose_config("run").callbacks.anomalies.thresholds)
+DEFAULTS: dict[str, Any] = {
+    name: value for name, value in compose_config("run").callbacks.anomalies.thresholds.items() if name != "_target_"
+}
 HEALTHY = {
     "policy/ratio_max": 1.6, "policy/ratio_min": 0.6, "policy/kl": 0.03, "losses/explained_variance": 0.8,
     "policy/entropy_op": 0.6, "policy/kl_op": 0.02, "policy/entropy_slot": 0.9, "policy/kl_slot": 0.01,
@@ -113,7 +115,7 @@ def test_checks_can_be_switched_off() -> None:
 def train_with_findings(directory: Path, count: int = 4, **changes: Any) -> tuple[Any, DetailWindow]:
     """A run whose threshold of ratios every round exceeds."""
     window, env = DetailWindow(), MatchingEnv()
-    arguments = {"thresholds": {**DEFAULTS, "ratio_high": 0.5}, "off": [], "on": "log", "detail_rounds": 2, **changes}
+    arguments = {"thresholds": make_thresholds(ratio_high=0.5), "off": [], "on": "log", "detail_rounds": 2, **changes}
     callback = Anomalies(directory, window, count, None, **arguments)
     module = make_module(env)
     make_trainer(count, callbacks=[callback]).fit(module, datamodule=make_collector(module, env))
@@ -160,7 +162,9 @@ def test_findings_are_counted_by_check_and_metric_until_they_are_absent_for_more
 
 def test_counts_of_findings_are_restored_from_a_checkpoint_and_may_be_absent_in_it(tmp_path: Path) -> None:
     def make_callback() -> Anomalies:
-        return Anomalies(tmp_path, DetailWindow(), 9, None, thresholds=DEFAULTS, off=[], on="log", detail_rounds=1)
+        return Anomalies(
+            tmp_path, DetailWindow(), 9, None, thresholds=make_thresholds(), off=[], on="log", detail_rounds=1
+        )
 
     first, second, third = (make_callback() for _ in range(3))
     count_rounds(first._repeats, 1, 2, 3)
@@ -179,7 +183,7 @@ def test_a_run_can_stop_at_a_finding(tmp_path: Path) -> None:
 
 def test_the_state_of_checks_is_restored_from_a_checkpoint(tmp_path: Path) -> None:
     first, second = (
-        Anomalies(tmp_path, DetailWindow(), 9, None, thresholds=DEFAULTS, off=[], on="log", detail_rounds=1)
+        Anomalies(tmp_path, DetailWindow(), 9, None, thresholds=make_thresholds(), off=[], on="log", detail_rounds=1)
         for _ in range(2)
     )
     first._state.norm, first._state.low = 3.0, {"op": 2}
@@ -187,19 +191,22 @@ def test_the_state_of_checks_is_restored_from_a_checkpoint(tmp_path: Path) -> No
     assert second._state == first._state
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"off": ["nothing"]}, r"callbacks.anomalies.off=\['nothing'\]: nothing must be one of ratio_explosion"),
-        ({"on": "shout"}, r"callbacks.anomalies.on=shout: must be log or stop"),
-        ({"thresholds": {**DEFAULTS, "value": []}}, r"callbacks.anomalies.thresholds: value must have a pair"),
-        ({"thresholds": {"kll": 1}}, r"callbacks.anomalies.thresholds: .*kll"),
-    ],
-)
-def test_bad_settings_are_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
-    arguments = {"thresholds": DEFAULTS, "off": [], "on": "log", "detail_rounds": 1, **change}
-    with pytest.raises(ValueError, match=sentence):
-        Anomalies(tmp_path, DetailWindow(), 1, None, **arguments)
+def test_bad_settings_are_refused(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"thresholds": make_thresholds(), "on": "log", "detail_rounds": 1}
+    with pytest.raises(ValueError, match=r"off=\['nothing'\]: nothing must be one of ratio_explosion"):
+        Anomalies(tmp_path, DetailWindow(), 1, None, off=["nothing"], **settings)
+    for change in ({"value": []}, {"entropy": {"op": 0.1}}):
+        with pytest.raises(ValueError, match=r"thresholds: value must have a pair, and entropy must have a key other"):
+            make_thresholds(**change)
+
+
+@pytest.mark.parametrize("override", ["on=shout", "thresholds.kl=much", "thresholds.value=[[1]]", "+thresholds.kll=1"])
+def test_settings_of_the_wrong_type_are_refused(override: str) -> None:
+    prefix = "+" * override.startswith("+")
+    typed = f"{prefix}callbacks.anomalies.{override.lstrip('+')}"
+    config = compose_config("run", ["+experiment=oracle", typed])
+    with pytest.raises(ValueError, match=rf"^callbacks\.anomalies\.{override.lstrip('+').partition('=')[0]}[=:]"):
+        check_training_config(config)
 
 
 def test_a_finding_is_reported_in_the_log_in_tensorboard_and_on_the_dashboard(
