@@ -38,12 +38,10 @@ def run_app(main: Callable[[], None], name: str, prepare: Callable[[list[str]], 
         from esper.config.errors import describe_error
 
         sys.exit(describe_error(error, name, arguments))
-    except (OSError, ValueError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__  # logging wraps that of its file
-        if not isinstance(cause, OSError):
-            raise
+    except (OSError, ValueError) as error:  # commands handle their own ValueErrors: these are of Hydra
         from esper.config.errors import describe_output_error
 
-        sys.exit(describe_output_error(cause))
+        cause = error if isinstance(error, OSError) else error.__cause__  # logging wraps that of its file
+        sys.exit(describe_output_error(cause) if isinstance(cause, OSError) else " ".join(str(error).split()))
     except KeyboardInterrupt:
         sys.exit(130)  # the exit code that shells use

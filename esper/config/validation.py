@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from esper.blueprints import blueprint
 from esper.config.build import build, grows_hosts, outline_host
@@ -46,7 +47,10 @@ def check_config(config: DictConfig) -> None:
 
 def check_types(config: DictConfig, schema: type) -> None:
     """Refuse unknown keys, and values that do not fit the annotations of the schema or of the targets."""
-    plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{error.full_key}: {str(error.msg).splitlines()[0]}.") from None
     assert isinstance(plain, dict)
     target = config.environment.get("_target_")
     check_target("environment._target_", target)

@@ -77,11 +77,10 @@ class CheckpointCallback(ModelCheckpoint):
             monitor=best,
             mode="max",
             save_top_k=0 if best is None else 1,
-            save_last=True,
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
-        self._every = every
+        self._every, self._last = every, Path(directory) / LAST
         self._generator = torch.get_rng_state()  # at the start of the round
 
     @property
@@ -103,22 +102,24 @@ class CheckpointCallback(ModelCheckpoint):
         self._generator = torch.get_rng_state()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save by rounds: ModelCheckpoint goes by optimizer steps, and an update may have none."""
+        """Save the last checkpoint by rounds: ModelCheckpoint goes by optimizer steps, and an update may have none."""
         assert isinstance(pl_module, PPO)
-        metrics = self._monitor_candidates(trainer)
-        if self.monitor in metrics:
-            self._save_topk_checkpoint(trainer, metrics)
+        if self.monitor in trainer.callback_metrics:  # metrics of validation are not there in every round
+            super().on_train_epoch_end(trainer, pl_module)
         if pl_module.counters.rounds % self._every == 0:
-            self._save_last_checkpoint(trainer, metrics)
+            self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        self._save_last(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, StoppedError):
             torch.set_rng_state(self._generator)  # the resumed run collects the round again
         if isinstance(exception, StoppedError | SIGTERMException):
-            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+            self._save_last(trainer)
+
+    def _save_last(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self._last)
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         return current is not None and bool(current.isfinite()) and super().check_monitor_top_k(trainer, current)

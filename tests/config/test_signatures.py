@@ -127,3 +127,11 @@ def test_keys_of_an_evaluation_are_checked_too(override: str) -> None:
 def test_arguments_of_a_preset_are_checked() -> None:
     with pytest.raises(ValueError, match=r"^lifecycle\.steps=ten: must be a whole number\.$"):
         load_preset("lifecycle/default", steps="ten")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [("${nothing}", "Interpolation key 'nothing' not found"), ("???", "Missing")]
+)
+def test_a_value_that_cannot_be_resolved_is_refused_in_one_sentence(value: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"^ppo\.lr: {reason}.*\.$"):
+        check_training_config(compose_config("run", ["+experiment=oracle", f"ppo.lr={value}"]))
