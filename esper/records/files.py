@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from esper.files import named_errors
 from esper.records.record import EpisodeRecord
@@ -26,6 +27,7 @@ class LineWriter:
             with path.open("r+b") as file:
                 file.truncate(content.rfind(b"\n") + 1)
         self._file = path.open("ab", buffering=0)
+        finalize(self, self._file.close)  # an error ends a run without the teardown of its callbacks
 
     def write(self, *lines: Mapping[str, Any]) -> None:
         """Write lines together: if one cannot be written, none of them is in the file."""
