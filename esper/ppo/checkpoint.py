@@ -94,7 +94,7 @@ class CheckpointCallback(ModelCheckpoint):
             super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning does not start the epoch again that a resumed run was stopped in."""
+        """Lightning calls no other hook at the start of the round that a resumed run was stopped in."""
         super().on_train_start(trainer, pl_module)
         self._generator = torch.get_rng_state()
 

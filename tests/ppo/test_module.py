@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from torchmetrics import MeanMetric
 
 from esper.lifecycle import HEAD_NAMES
 from esper.ppo import PPO, DivergedError, ReturnScale, Rollout
-from esper.ppo.module import ADAM_EPS, KL_MARGIN, PATIENCE
+from esper.ppo.module import ADAM_EPS, KL_MARGIN, PATIENCE, round_samples
 from esper.ppo.update import StepCounts, minibatch_loss, prepare_targets
 from tests.controllers.fixtures_policies import draws
 from tests.ppo.fixtures_environments import MatchingEnv, fit, make_module, make_settings, run_round
@@ -297,6 +298,29 @@ def test_the_state_dict_has_policy_and_return_scale_only() -> None:
     collector = fit(module, env, rounds=1)
     assert collector.environment is env
     assert {name.split(".")[0] for name in module.state_dict()} == {"policy", "scale"}
+
+
+def test_means_of_several_ranks_are_weighted_by_their_episodes_and_decisions() -> None:
+    """A rank is another update of the same metric, as torchmetrics adds its sums."""
+    envs = MatchingEnv(envs=2, steps=3), MatchingEnv(envs=4, steps=6)
+    samples = [round_samples(run_round(make_module(env), env)) for env in envs]
+    assert [len(each["episode/score"]) for each in samples] == [2, 4]
+    assert [len(each["policy/op_WAIT"]) for each in samples] == [2 * 3 - 1, 4 * 6 - 1], "valid steps"
+    for name in samples[0]:
+        mean = MeanMetric(nan_strategy="disable")
+        for each in samples:
+            mean.update(each[name])
+        assert mean.compute().item() == pytest.approx(torch.cat([each[name] for each in samples]).mean().item())
+
+
+def test_round_metrics_do_not_carry_over_from_an_earlier_round() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    first, second = run_round(module, env), run_round(module, env, episode_seeds=range(7, 11))
+    module._round_metrics(first)
+    metrics = module._round_metrics(second)
+    assert metrics["episode/score"] == second.outcome["score"].mean().item()
+    assert metrics["episode/return"] == second.reward.sum(1).mean().item()
 
 
 def test_the_loss_runs_on_the_meta_device() -> None:
