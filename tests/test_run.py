@@ -298,7 +298,7 @@ def test_help_has_examples_and_every_experiment(
         assert path.stem in output
 
 
-@pytest.mark.parametrize("module", ["run", "evaluate", "report"])
+@pytest.mark.parametrize("module", ["run", "evaluate", "report", "data"])
 def test_help_imports_neither_torch_nor_lightning(module: str) -> None:
     code = f"import runpy, sys; sys.argv = ['esper', '--help']; runpy.run_module('esper.{module}', run_name='__main__')"
     heavy = "{'torch', 'lightning', 'pydantic', 'matplotlib'}"

@@ -1,48 +1,29 @@
 """Device-resident data: CIFAR-10, TinyStories and synthetic data, in three splits, as streams of batches."""
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from esper.data.images import ImageData, ImageOptions, Labelled
+    from esper.data.protocols import Data, Stream
+    from esper.data.store import DataError
+    from esper.data.text import TextData
 
-from esper.data.images import ImageData, ImageOptions, Labelled
-from esper.data.store import DataError
-from esper.data.text import TextData
+MODULES = {  # imported when a name is used, so that `python -m esper.data --help` does not import torch
+    "Data": "protocols",
+    "DataError": "store",
+    "ImageData": "images",
+    "ImageOptions": "images",
+    "Labelled": "images",
+    "Stream": "protocols",
+    "TextData": "text",
+}
 
 
-class Stream(Protocol):
-    """An endless stream of training batches."""
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the next batch."""
-
-
-class Data(Protocol):
-    """A data set for training, validation and test of a host. Its splits are train, validation and test."""
-
-    name: str
-    kind: str  # images or text
-    device: torch.device
-
-    @property
-    def options(self) -> int:
-        """Size of a host's output: number of classes or tokens."""
-
-    def score(self, split: str, loss: Tensor, accuracy: Tensor) -> Tensor:
-        """The score, higher is better, from the mean loss and the accuracy (a share) of a split; any shape."""
-
-    def size(self, split: str) -> int:
-        """Number of samples."""
-
-    def stream(self, batch: int, generator: torch.Generator | None) -> Stream:
-        """Endless training batches, drawn with `generator`."""
-
-    def preparation(self) -> dict[str, Any]:
-        """How inputs are prepared, as plain data, for users of an exported network."""
-
-    def batches(self, split: str, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass over a split in a fixed order."""
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
 
 
 __all__ = [

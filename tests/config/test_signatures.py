@@ -79,7 +79,7 @@ NODE = {"_target_": f"{__name__}.build_gate", "rate": 1.0, "gate": GATE}
         ({"gate": {"_target_": "esper.lifecycle.Rules"}}, "a.gate._target_=esper.lifecycle.Rules: must build Gate."),
         ({"_target_": 3}, "a._target_=3: must be the full name of a class or function."),
         ({"_target_": "esper.lifecycle.Gatee"}, "a._target_=.*: there is no such class or .*; the nearest is Gate."),
-        ({"_target_": "nowhere.at"}, r"a._target_=nowhere.at: cannot be imported \(ModuleNotFoundError: No module named 'nowhere'.*\)."),
+        ({"_target_": "nowhere.at"}, r"a._target_=nowhere.at: cannot be imported \(ModuleNotFoundError: .*\)."),
         ({"_target_": "math.pi"}, "a._target_=math.pi: must be the full name of a class or function."),
         ({"_partial_": "yes"}, "a._partial_=yes: must be true or false."),
     ],
