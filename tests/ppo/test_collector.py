@@ -192,6 +192,14 @@ def test_a_budget_of_decisions_is_never_exceeded() -> None:
     assert module.counters.decisions == 57, "three rounds of 19; a fourth might take 20"
 
 
+def test_a_run_without_a_budget_for_another_round_runs_none() -> None:
+    env = MatchingEnv()
+    module = make_module(env)
+    fit(module, env, rounds=1)
+    fit(module, env, rounds=100, callbacks=[DecisionBudget(30, round_decisions=20)])
+    assert module.counters.rounds == 1
+
+
 def test_a_policy_for_slots_in_another_order_is_refused() -> None:
     env = MatchingEnv()
     module = make_module(env)
