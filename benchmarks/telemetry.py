@@ -19,7 +19,6 @@ from rich.console import Console
 
 from esper import training
 from esper.config import compose_config
-from esper.run import configure_process
 
 HOOKS = ("on_", "setup", "teardown")
 NOT_TELEMETRY = {"CheckpointCallback"}
@@ -46,7 +45,7 @@ def _time_hook(hook: Any, name: str, seconds: dict[str, float]) -> Any:
 
 
 def main() -> None:
-    configure_process()
+    training.configure_process()
     overrides = sys.argv[1:] or ["+experiment=quickstart", "rounds=20"]
     seconds: dict[str, float] = defaultdict(float)
     build_callbacks, round_listeners = training.build_callbacks, training.round_listeners

@@ -11,6 +11,7 @@ from esper.renames import renamed_override
 _PACKAGED = Path(__file__).parent / "conf"  # in an installed wheel
 CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
 HELP_FLAGS = {"--help", "-h"}
+RECORDS = "episodes.jsonl"  # a directory with this file has an evaluation
 
 
 def help_text(name: str) -> str:
@@ -50,3 +51,13 @@ def check_renamed(arguments: Sequence[str]) -> None:
         if old_key != key:
             raise ValueError(f"{old_key}: is now {key}.")
         raise ValueError(f"{argument}: is now {new}.")
+
+
+def check_unused_directory(arguments: Sequence[str]) -> None:
+    """Refuse a directory with another evaluation, before Hydra writes into it."""
+    typed = {override_key(argument): argument.partition("=")[2].strip("'") for argument in arguments}
+    directory = Path(typed.get("hydra.run.dir", ""))
+    if "hydra.run.dir" in typed and (directory / RECORDS).exists():
+        raise ValueError(
+            f"hydra.run.dir={directory}: must be a directory without an evaluation; resume={directory} continues it."
+        )

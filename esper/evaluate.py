@@ -3,7 +3,6 @@
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
@@ -11,9 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper.app import run_app
-from esper.command_line import CONF, check_renamed, has_key, move_debug_last, override_key
-
-RECORDS = "episodes.jsonl"  # a directory with this file has an evaluation
+from esper.command_line import CONF, RECORDS, check_renamed, check_unused_directory, has_key, move_debug_last
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="evaluate")
@@ -62,16 +59,6 @@ def prepare(arguments: list[str]) -> list[str]:
     else:
         check_unused_directory(arguments)
     return move_debug_last(arguments)
-
-
-def check_unused_directory(arguments: Sequence[str]) -> None:
-    """Refuse a directory with another evaluation, before Hydra writes into it."""
-    typed = {override_key(argument): argument.partition("=")[2].strip("'") for argument in arguments}
-    directory = Path(typed.get("hydra.run.dir", ""))
-    if "hydra.run.dir" in typed and (directory / RECORDS).exists():
-        raise ValueError(
-            f"hydra.run.dir={directory}: must be a directory without an evaluation; resume={directory} continues it."
-        )
 
 
 def cli() -> None:

@@ -1,8 +1,6 @@
 """python -m esper.run: train a controller."""
 
-import logging
 import sys
-import warnings
 from pathlib import Path
 
 import hydra
@@ -26,7 +24,7 @@ def main(config: DictConfig) -> float | None:
     from esper.files import OutputError, output_errors
     from esper.ppo import LAST, DivergedError, RankLostError
     from esper.sweeps import in_sweep, is_rank_zero, run_job
-    from esper.training import train
+    from esper.training import configure_process, train
 
     configure_process()
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, quiet=not is_rank_zero())
@@ -51,16 +49,6 @@ def main(config: DictConfig) -> float | None:
             remove_empty_run(directory)
         sys.exit(str(error))
     return metrics.get(config.optimized_metric)
-
-
-def configure_process() -> None:
-    """Set threads, log levels and warning filters."""
-    import torch
-
-    torch.set_num_threads(1)  # environments run in their own threads
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning uses an API that torch deprecates
-    warnings.filterwarnings("ignore", ".*sync_dist=True")  # metrics are reduced over ranks before they are logged
 
 
 def prepare(arguments: list[str]) -> list[str]:

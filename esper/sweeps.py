@@ -19,7 +19,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from esper.checkpoints.runs import list_runs, read_overrides, read_yaml
-from esper.config import module_exists, override_key
+from esper.command_line import override_key
+from esper.config import module_exists
 from esper.data import DataError
 from esper.evaluation.training_runs import run_names
 from esper.files import OutputError, describe_os_error, output_errors, write_file

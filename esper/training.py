@@ -1,11 +1,13 @@
 """Build, fit and summarise one training run."""
 
 import json
+import logging
 import math
 import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -54,6 +56,14 @@ from esper.telemetry import DetailWindow, EpisodeBuffer, ProgressDisplay, RoundW
 
 REPEAT_SECONDS = 1.0  # process managers often send a signal twice; a later one means to stop at once
 SUMMARY_SHARE = 0.1  # of all rounds: the first and the last ones that the summary averages over
+
+
+def configure_process() -> None:
+    """Set threads, log levels and warning filters."""
+    torch.set_num_threads(1)  # environments run in their own threads
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning uses an API that torch deprecates
+    warnings.filterwarnings("ignore", ".*sync_dist=True")  # metrics are reduced over ranks before they are logged
 
 
 def build_module(config: DictConfig, env: VectorEnv) -> PPO:

@@ -1,7 +1,8 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
-from esper.config import CONF, load_preset
+from esper.command_line import CONF
+from esper.config import load_preset
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:

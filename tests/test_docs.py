@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from esper.config import CONF
+from esper.command_line import CONF
 from esper.evaluation.arms import ARMS
 
 PROJECT = Path(__file__).parent.parent

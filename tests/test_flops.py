@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from esper.blueprints import Blueprint, blueprints
-from esper.config import CONF, load_preset
+from esper.command_line import CONF
+from esper.config import load_preset
 from esper.flops import Flops, attention_flops, conv_flops, linear_flops, symmetric_flops
 from esper.growth import Seed
 from esper.growth.seed import BlendGate

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from esper.checkpoints.origin import PRETRAINED
-from esper.config import CONF
+from esper.command_line import CONF
 
 pytestmark = pytest.mark.xdist_group("package")  # they share a wheel
 

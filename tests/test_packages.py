@@ -16,7 +16,7 @@ ORDER = (  # each may import only those before it
 )  # fmt: skip
 WITHOUT_HYDRA = ORDER[: ORDER.index("config")]
 ENTRY_POINTS = ("run.py", "evaluate.py", "report.py", "data/__main__.py")
-CONVENTIONAL = {"main", "cli", "log"}  # names that every module of a kind has
+CONVENTIONAL = {"main", "cli", "prepare", "log"}  # names that every module of a kind has
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

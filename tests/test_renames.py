@@ -15,8 +15,8 @@ from omegaconf import OmegaConf
 from esper.checkpoints import find_checkpoint, load_controller, read_origin
 from esper.checkpoints.resume import merge_overrides
 from esper.checkpoints.runs import read_overrides
-from esper.command_line import check_renamed
-from esper.config import CONF, build, compose_config, flatten, migrate_config
+from esper.command_line import CONF, check_renamed
+from esper.config import build, compose_config, flatten, migrate_config
 from esper.ppo import read_checkpoint
 from esper.renames import KEYS, MODULES, NEW_TARGETS, OPTIONS, TARGETS, renamed_key
 from esper.run import cli

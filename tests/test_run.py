@@ -16,7 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from esper.checkpoints.resume import merge_overrides, resume_arguments, save_config
 from esper.checkpoints.runs import read_overrides
-from esper.config import CONF, compose_config
+from esper.command_line import CONF
+from esper.config import compose_config
 from esper.records import read_lines
 from esper.run import cli
 from esper.training import train

@@ -18,7 +18,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from esper.checkpoints import add_task_overrides, apply_trained_values, find_checkpoint, task_settings
-from esper.config import CONF, compose_config, flatten
+from esper.command_line import CONF
+from esper.config import compose_config, flatten
 from esper.run import cli
 from esper.sweeps import (
     FAILED,

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from esper.checkpoints.origin import TrainingOrigin, checkpoint_label, find_checkpoint, read_origin
 from esper.checkpoints.task import LOCAL_KEYS, TASK, task_settings
-from esper.config import build, grows_hosts, override_key
+from esper.command_line import override_key
+from esper.config import build, grows_hosts
 from esper.controllers import Policy
 from esper.lifecycle import Layout
 from esper.ppo import AtomicCheckpointIO, Checkpoint, CheckpointMetadata, TrainingHistory, read_checkpoint

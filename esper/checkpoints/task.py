@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from esper.blueprints import blueprints
 from esper.checkpoints.origin import PRETRAINED, find_checkpoint, read_origin
 from esper.checkpoints.runs import list_runs
-from esper.config import compose_config, flatten, import_plugins, outline_host, override_key
+from esper.command_line import override_key
+from esper.config import compose_config, flatten, import_plugins, outline_host
 from esper.ppo import read_checkpoint
 
 TASK = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor", "reward", "gamma")

@@ -1,6 +1,5 @@
 """Hydra configuration: compose, check, and build objects from it."""
 
-from esper.command_line import CONF, override_key
 from esper.config.build import (
     build,
     build_action_space,
@@ -23,7 +22,6 @@ from esper.config.validation import (
 )
 
 __all__ = [
-    "CONF",
     "build",
     "build_action_space",
     "build_environment",
@@ -42,6 +40,5 @@ __all__ = [
     "migrate_config",
     "module_exists",
     "outline_host",
-    "override_key",
     "remove_empty_run",
 ]

@@ -28,7 +28,7 @@ def _initialised() -> Iterator[None]:
     if running is not None and str(CONF) in [source.path for source in running.config_loader.get_sources()]:
         yield
         return
-    application.clear()  # a process has one Hydra application, and load_preset must work inside that of a user
+    application.clear()  # a process has one Hydra application, and load_preset may be called inside that of a user
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             yield

@@ -44,7 +44,7 @@ class SweepOptions(TypedDict):
 
 
 class ReplayOptions(TypedDict):
-    """The episode that the arm `replay` plays."""
+    """The episode that the arm `replay` repeats."""
 
     records: str | None
     line: Annotated[int, Ge(0)]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from esper.data.store import DataError
     from esper.data.text import TextData
 
-MODULES = {  # imported when a name is used, so that `python -m esper.data --help` does not import torch
+_MODULES = {  # imported when a name is used, so that `python -m esper.data --help` does not import torch
     "Data": "protocols",
     "DataError": "store",
     "ImageData": "images",
@@ -21,9 +21,9 @@ MODULES = {  # imported when a name is used, so that `python -m esper.data --hel
 
 
 def __getattr__(name: str) -> Any:
-    if name not in MODULES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 __all__ = [

@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from esper.checkpoints import LOCAL_KEYS, PRETRAINED, find_checkpoint, read_origin
 from esper.checkpoints.runs import list_runs, preset_names, read_overrides, read_yaml
-from esper.config import grows_hosts, migrate_config, override_key
+from esper.command_line import override_key
+from esper.config import grows_hosts, migrate_config
 from esper.evaluation.episode_store import latest_episodes
 from esper.evaluation.provenance import Provenance, read_provenance
 from esper.evaluation.training_runs import TrainingRun, run_names

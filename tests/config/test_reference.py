@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import CONF, reference
+from esper.command_line import CONF
+from esper.config import reference
 from esper.config.reference import configuration_page
 from esper.hosts import CNNHost
 

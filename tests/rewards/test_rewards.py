@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.config import CONF, load_preset
+from esper.command_line import CONF
+from esper.config import load_preset
 from esper.environment import StepRecord
 from esper.lifecycle import Stage
 from esper.rewards import DETECTORS, Reward, terms
