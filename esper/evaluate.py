@@ -19,7 +19,7 @@ def main(config: DictConfig) -> None:
 
     from esper.checkpoints import apply_trained_values, checkpoint_names
     from esper.checkpoints.resume import EVALUATION, merge_overrides
-    from esper.config import remove_empty_run
+    from esper.config import remove_empty_run, typed_overrides
     from esper.data import DataError
     from esper.evaluation.output import make_console
     from esper.evaluation.run import evaluate
@@ -27,8 +27,7 @@ def main(config: DictConfig) -> None:
 
     torch.set_num_threads(1)  # environments run in threads of their own
     console = make_console()
-    hydra_config = HydraConfig.get()
-    directory, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+    directory, overrides = Path(HydraConfig.get().runtime.output_dir), typed_overrides()
     is_resumed = config.resume is not None
     try:
         if is_resumed:

@@ -19,7 +19,7 @@ def main(config: DictConfig) -> float | None:
     from rich.console import Console
 
     from esper.checkpoints.resume import merge_overrides
-    from esper.config import remove_empty_run
+    from esper.config import remove_empty_run, typed_overrides
     from esper.data import DataError
     from esper.files import OutputError, output_errors
     from esper.ppo import LAST, DivergedError, RankLostError
@@ -28,8 +28,7 @@ def main(config: DictConfig) -> float | None:
 
     configure_process()
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, quiet=not is_rank_zero())
-    hydra_config = HydraConfig.get()
-    directory, overrides = Path(hydra_config.runtime.output_dir), list(hydra_config.overrides.task)
+    directory, overrides = Path(HydraConfig.get().runtime.output_dir), typed_overrides()
     if in_sweep():
         return run_job(
             config, directory, lambda job, resume: train(job, directory, console, overrides if resume else None)

@@ -11,7 +11,7 @@ from esper.config.build import (
     load_preset,
     outline_host,
 )
-from esper.config.compose import chosen_options, compose_config, flatten
+from esper.config.compose import chosen_options, compose_config, flatten, typed_overrides
 from esper.config.errors import describe_error, remove_empty_run
 from esper.config.migrate import migrate_config
 from esper.config.validation import (
@@ -41,4 +41,5 @@ __all__ = [
     "module_exists",
     "outline_host",
     "remove_empty_run",
+    "typed_overrides",
 ]

@@ -58,6 +58,12 @@ def chosen_options() -> dict[str, str]:
     return {name: str(option) for name, option in choices.items() if "/" not in name and "@" not in name}
 
 
+def typed_overrides() -> list[str]:
+    """The overrides of the running application; interpolations in them are not resolved."""
+    overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return [str(override) for override in overrides]
+
+
 def flatten(config: DictConfig) -> dict[str, Any]:
     """Every value by its full key; interpolations are not resolved."""
     flat: dict[str, Any] = {}
