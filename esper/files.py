@@ -57,8 +57,8 @@ def describe_os_error(error: OSError, place: Path | None = None) -> str:
 def output_errors(directory: Path, module: str = "", saved: str = "") -> Iterator[None]:
     """Context in which an error of the file system becomes an OutputError.
 
-    Its sentence has how to resume, if there is a file to resume from. Threads and log handlers that write files do not
-    print tracebacks: writers of metrics raise their error again in the main thread.
+    Its sentence has how to resume, if there is a file to resume from. Threads do not print tracebacks of such errors
+    (TensorBoard's writer raises its error again in the main thread), and log handlers print none at all.
 
     Arguments:
         directory: of the run, named by errors without a file name

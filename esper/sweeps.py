@@ -228,6 +228,7 @@ def summarise_on_failure() -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit, KeyboardInterrupt) as error:
+        os.environ.pop(SWEEP_DIRECTORY, None)
         directory, SweepCallback.current = SweepCallback.current, None
         if directory is None or not is_rank_zero() or not any(job != directory for job in list_runs(directory)):
             raise

@@ -6,6 +6,7 @@ from typing import Any
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from esper.blueprints import blueprints
 from esper.checkpoints.origin import PRETRAINED, find_checkpoint, read_origin
@@ -62,7 +63,7 @@ def _parse_checkpoints(argument: str) -> list[str] | None:
     value = argument.partition("=")[2]
     try:
         return checkpoint_names(compose_config("evaluate", [argument]).ckpt)
-    except HydraException:
+    except (HydraException, OmegaConfBaseException):
         if "," in value and not value.startswith(("[", "'", '"')):
             raise ValueError(f"{argument}: must be a list for several checkpoints, ckpt=[A,B].") from None
         return None

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from esper.blueprints import blueprints
 from esper.command_line import CONF
 from esper.config.compose import compose_config, group_names
-from esper.config.signatures import check_names, check_target, check_value, signature_types
+from esper.config.signatures import check_names, check_target, check_value, read_signature
 from esper.data import DataError
 from esper.environment import Environment
 from esper.hosts import Host
@@ -33,11 +33,17 @@ def load_preset(preset: str, **changes: object) -> Any:
     node = compose_config(preset)[group]
     if "_target_" not in node:
         raise ValueError(f"preset={preset}: has several parts and no _target_; choose a preset of one object.")
-    types = signature_types(node._target_) or {}
+    types = read_signature(node._target_).types
     for name, value in changes.items():
-        if isinstance(value, bool | int | float | str | list | dict | None):  # other objects cannot be configured
+        if _is_plain(value):  # other objects cannot be configured
             check_value(f"{group}.{name}", value, types.get(name, Any))
     return build(node, **changes, _partial_=False)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | dict):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, bool | int | float | str | None)
 
 
 def build(node: DictConfig, **changes: object) -> Any:

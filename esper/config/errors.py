@@ -32,7 +32,8 @@ def describe_error(error: Exception, name: str, arguments: Sequence[str]) -> str
 def _refused_override(name: str, arguments: Sequence[str]) -> str | None:
     """Why Hydra refuses the first override that it refuses: whether its key exists decides. None if another reason."""
     accepted: list[str] = []
-    for override in (argument for argument in arguments if "=" in argument or argument.startswith("~")):
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    for override in (argument for argument in arguments if argument not in flags):
         try:
             compose_config(name, [*accepted, override])
             accepted.append(override)

@@ -6,7 +6,8 @@ Each value is validated by pydantic against the annotation of its argument, with
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -37,7 +38,7 @@ WORDS = {  # how messages name a type: one value, several values
 }
 BOUNDS = {Ge: ("ge", "of at least"), Gt: ("gt", "above"), Le: ("le", "of at most"), Lt: ("lt", "below")}
 LONGEST = 80  # characters of a value in a message
-LISTS = (list, Sequence, Iterable)
+LISTS = (list, tuple, set, frozenset, Set, Sequence, Collection, Iterable)
 MAPPINGS = (dict, Mapping)
 
 
@@ -47,20 +48,23 @@ def check_value(key: str, value: Any, annotation: Any) -> None:
         _check_node(key, value, annotation)
     elif isinstance(value, dict) and (table := _member(annotation, is_typeddict)) is not None:
         _check_table(key, value, table)
-    elif _has_names(value) and (types := get_args(_member(annotation, _is_mapping))):
+    elif _has_names(value) and (mapping := _member(annotation, _is_mapping)) is not None:
         for name, part in value.items():
-            check_value(f"{key}.{name}", part, types[1])
+            check_value(f"{key}.{name}", part, _inner_types(mapping)[-1])
+    elif isinstance(value, list) and any(map(_is_node, value)):
+        element = _inner_types(_member(annotation, _is_list))[0]
+        for index, part in enumerate(value):
+            check_value(f"{key}[{index}]", part, element)
     elif not _is_valid(value, annotation):
         raise ValueError(f"{key}={_shorten(value)}: must be {describe(annotation)}.")
 
 
 def check_names(target: str, names: Iterable[str], prefix: str = "") -> None:
     """Raise a ValueError for a name that is not an argument of a target; `prefix` is the key of its node."""
-    arguments = signature_types(target)
-    if arguments is None:
-        return
+    signature = read_signature(target)
+    arguments = signature.types
     for name in names:
-        if name in arguments or name in HYDRA_KEYS:
+        if signature.takes_any_name or name in arguments or name in HYDRA_KEYS:
             continue
         renamed = next((new for old, new in KEYS.items() if old.endswith(f".{name}") and new in arguments), None)
         hint = suggest(name, list(arguments)) if renamed is None else f"it is now {renamed}"
@@ -76,14 +80,14 @@ def check_target(key: str, target: Any) -> Any:
     check_optional_package(target, f"{key}={target}")
     try:
         found = resolve_name(target)
-    except Exception as error:  # a user's module may raise anything when it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
         raise ValueError(f"{key}={target}: {_import_failure(target, error)}.") from None
     if not callable(found):
         raise ValueError(f"{key}={target}: must be the full name of a class or function.")
     return found
 
 
-def _import_failure(target: str, error: Exception) -> str:
+def _import_failure(target: str, error: BaseException) -> str:
     """Why a target cannot be imported; the nearest name if its module can."""
     module, _, name = target.rpartition(".")
     if module in sys.modules:
@@ -92,19 +96,27 @@ def _import_failure(target: str, error: Exception) -> str:
     return f"cannot be imported ({describe_import_error(error)})"
 
 
+@dataclass(frozen=True)
+class TargetSignature:
+    """The annotations of a target's arguments, by name."""
+
+    types: Mapping[str, Any]
+    takes_any_name: bool  # by **kwargs without names, or because the target has no signature
+
+
 @cache
-def signature_types(target: str) -> dict[str, Any] | None:
-    """The annotation of each argument of a target; None if it takes any argument."""
+def read_signature(target: str) -> TargetSignature:
     found = resolve_name(target)
     try:
         parameters = inspect.signature(found).parameters
     except (TypeError, ValueError):
-        return None  # some types of Python itself have no signature
+        return TargetSignature({}, takes_any_name=True)  # some types of Python itself
     try:
         hints = get_type_hints(found.__init__ if inspect.isclass(found) else found, include_extras=True)
-    except NameError:
-        hints = {}  # annotations that are imported for type checkers only
+    except (NameError, TypeError, AttributeError):
+        hints = {}  # some annotations are imported for type checkers only, and partial functions have none
     types: dict[str, Any] = {}
+    takes_any_name = False
     for name, parameter in parameters.items():
         hint = hints.get(name, Any)
         if parameter.kind is not parameter.VAR_KEYWORD:
@@ -112,8 +124,8 @@ def signature_types(target: str) -> dict[str, Any] | None:
         elif get_origin(hint) is Unpack:
             types |= get_type_hints(get_args(hint)[0], include_extras=True)
         else:
-            return None
-    return types
+            takes_any_name = True
+    return TargetSignature(types, takes_any_name)
 
 
 def describe(annotation: Any, *, plural: bool = False) -> str:
@@ -130,12 +142,11 @@ def describe(annotation: Any, *, plural: bool = False) -> str:
         return f"one of {', '.join(dict.fromkeys('null' if option is None else str(option) for option in arguments))}"
     if origin in (Union, UnionType):
         return ", or ".join(dict.fromkeys(describe(member, plural=plural) for member in _plain_members(annotation)))
-    if origin is tuple and Ellipsis not in arguments:
-        return f"a list of {len(arguments)} {describe(arguments[0], plural=True)}"
-    if origin in (*LISTS, tuple):
-        return f"a list of {describe(arguments[0], plural=True)}"
+    if _is_list(annotation):
+        count = f"{len(arguments)} " if origin is tuple and Ellipsis not in arguments else ""
+        return f"a list of {count}{describe(_inner_types(annotation)[0], plural=True)}"
     if _is_mapping(annotation):
-        return f"{describe(arguments[1], plural=True)} by name"
+        return f"{describe(_inner_types(annotation)[-1], plural=True)} by name"
     if annotation in (Any, object):
         return "any values" if plural else "any value"
     return "a node with a _target_" if not plural else "nodes with a _target_"
@@ -161,7 +172,7 @@ def _check_node(key: str, node: Mapping[str, Any], annotation: Any) -> None:
     for name, kind in HYDRA_KEYS.items():
         if name in node:
             check_value(f"{key}.{name}", node[name], kind)
-    types = signature_types(target) or {}
+    types = read_signature(target).types
     for name in names:
         check_value(f"{key}.{name}", node[name], types.get(name, Any))
 
@@ -180,7 +191,16 @@ def _is_node(value: Any) -> bool:
 
 
 def _is_mapping(annotation: Any) -> bool:
-    return get_origin(annotation) in MAPPINGS
+    return (get_origin(annotation) or annotation) in MAPPINGS
+
+
+def _is_list(annotation: Any) -> bool:
+    return (get_origin(annotation) or annotation) in LISTS
+
+
+def _inner_types(annotation: Any) -> tuple[Any, ...]:
+    """The arguments of a list or mapping; Any if it has none."""
+    return get_args(annotation) or (Any, Any)
 
 
 def _has_names(value: Any) -> bool:
@@ -211,14 +231,15 @@ def _plain(annotation: Any) -> Any:
         return Annotated[_plain(arguments[0]), *arguments[1:]]
     if origin in (Union, UnionType):
         return Union[tuple(map(_plain, arguments))]  # noqa: UP007  # members are not known here
-    if origin is tuple:
+    if origin is tuple and arguments:
         members = tuple(part if part is Ellipsis else _plain(part) for part in arguments)
         return Annotated[tuple[members], BeforeValidator(_as_tuple)]  # type: ignore[valid-type]
-    if origin in LISTS:
-        return list[_plain(arguments[0])]  # type: ignore[misc]
+    if _is_list(annotation):
+        return list[_plain(_inner_types(annotation)[0])]  # type: ignore[misc]
     if _is_mapping(annotation):
-        return dict[_plain(arguments[0]), _plain(arguments[1])]  # type: ignore[misc]
-    return _Built
+        key, value = map(_plain, _inner_types(annotation))
+        return dict[key, value]  # type: ignore[valid-type]
+    return _Built if inspect.isclass(annotation) or origin is not None else Any  # unknown kinds allow any value
 
 
 class _Built:
@@ -257,7 +278,8 @@ def _excludes(member: Any, built: type) -> bool:
     kind = get_origin(member) or member
     if is_typeddict(kind):
         return True
-    is_open = not inspect.isclass(kind) or kind in (object, Callable) or getattr(kind, "_is_protocol", False)
+    is_protocol = getattr(kind, "_is_protocol", False)  # typing.is_protocol needs Python 3.13
+    is_open = not inspect.isclass(kind) or kind in (Any, object, Callable) or is_protocol
     return not is_open and not issubclass(built, kind)
 
 

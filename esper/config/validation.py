@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from esper.blueprints import blueprint
 from esper.config.build import build, grows_hosts, outline_host
 from esper.config.schema import EvaluationConfig, RunConfig
-from esper.config.signatures import check_target, check_value, signature_types
+from esper.config.signatures import check_target, check_value, read_signature
 from esper.config.suggest import suggest
 from esper.plugins import import_user_module
 from esper.telemetry.metrics import METRICS, find_metric
@@ -54,7 +54,7 @@ def check_types(config: DictConfig, schema: type) -> None:
     assert isinstance(plain, dict)
     target = config.environment.get("_target_")
     check_target("environment._target_", target)
-    unused = set() if "rules" in (signature_types(target) or {}) else {"lifecycle"}  # only some environments have rules
+    unused = set() if "rules" in read_signature(target).types else {"lifecycle"}  # only some environments have rules
     if schema is EvaluationConfig:
         unused |= RunConfig.__annotations__.keys() - EvaluationConfig.__annotations__.keys()
     check_value("", {key: value for key, value in plain.items() if key not in unused}, schema)

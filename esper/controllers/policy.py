@@ -65,7 +65,7 @@ class Policy(nn.Module):
         momentum: float | None,
         min_std: float,
         clip: float,
-        compile: Literal["default", "reduce-overhead", "max-autotune"] | None,
+        compile: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None,
         masked: bool = True,  # the default is for checkpoints that do not have this setting
     ) -> None:
         super().__init__()

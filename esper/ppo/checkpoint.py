@@ -102,10 +102,12 @@ class CheckpointCallback(ModelCheckpoint):
         self._generator = torch.get_rng_state()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last checkpoint by rounds: ModelCheckpoint goes by optimizer steps, and an update may have none."""
+        """Save by rounds: ModelCheckpoint goes by optimizer steps, and an update may have none."""
         assert isinstance(pl_module, PPO)
-        if self.monitor in trainer.callback_metrics:  # metrics of validation are not there in every round
-            super().on_train_epoch_end(trainer, pl_module)
+        current = trainer.callback_metrics.get(self.monitor or "")
+        if current is not None and self.check_monitor_top_k(trainer, current):
+            self._set_best(current)
+            trainer.save_checkpoint(self.best_model_path)
         if pl_module.counters.rounds % self._every == 0:
             self._save_last(trainer)
 
@@ -132,7 +134,9 @@ class CheckpointCallback(ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict["metric"] != self.monitor or state_dict["highest"] is None:
             return
-        path = self.format_checkpoint_name({})
-        self.best_model_score = self.kth_value = torch.tensor(state_dict["highest"])
-        self.best_model_path = self.kth_best_model_path = path
-        self.best_k_models = {path: self.best_model_score}
+        self._set_best(torch.tensor(state_dict["highest"]))
+
+    def _set_best(self, score: Tensor) -> None:
+        self.best_model_path = self.kth_best_model_path = self.format_checkpoint_name({})
+        self.best_model_score = self.kth_value = score
+        self.best_k_models = {self.best_model_path: score}

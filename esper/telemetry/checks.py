@@ -41,10 +41,10 @@ class Thresholds:
     rollbacks: float
 
     def __post_init__(self) -> None:
-        if not self.value or "other" not in self.entropy:
-            raise ValueError(
-                "callbacks.anomalies.thresholds: value must have a pair, and entropy must have a key other."
-            )
+        if not self.value:
+            raise ValueError("callbacks.anomalies.thresholds.value=[]: must have at least one pair.")
+        if "other" not in self.entropy:
+            raise ValueError(f"callbacks.anomalies.thresholds.entropy={self.entropy}: must have a key other.")
 
 
 @dataclass(frozen=True)

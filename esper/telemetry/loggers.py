@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,8 @@ import numpy as np
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
+
+from esper.files import write_file
 
 MLFLOW_LENGTH = 250  # characters of a parameter; Lightning cuts off the rest
 ChartLayout = dict[str, dict[str, list[object]]]
@@ -277,10 +280,9 @@ def remove_rows(path: Path, *, after: int) -> None:
     column = header.index("step")
     kept = [row for row in rows if len(row) == len(header) and int(row[column]) <= after]
     if len(kept) < len(rows):
-        unfinished = path.with_suffix(".part")
-        with unfinished.open("w", newline="") as file:
-            csv.writer(file).writerows([header, *kept])
-        unfinished.replace(path)
+        text = StringIO(newline="")
+        csv.writer(text).writerows([header, *kept])
+        write_file(path, text.getvalue())
 
 
 @rank_zero_only

@@ -1,6 +1,7 @@
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import pytest
 from annotated_types import Ge, Gt, Lt, MinLen
@@ -16,6 +17,10 @@ from esper.lifecycle import Gate
 class Table(TypedDict):
     rate: float
     names: list[str] | None
+
+
+def build_anything(plain=None, *, any_kind: Any = None, either: Any | None = None, gates: list[Gate], **others: Any):  # type: ignore[no-untyped-def]
+    return None
 
 
 def build_gate(gate: Gate, *, rate: float) -> Gate:
@@ -40,7 +45,11 @@ def build_gate(gate: Gate, *, rate: float) -> Gate:
         (Sequence[str], [[], ["a"]], ["a", [1], {}, None], "a list of strings"),
         (tuple[float, float], [[1, 2.5]], [[1], [1, "a"], "ab", 1], "a list of 2 finite numbers"),
         (Mapping[str, float], [{}, {"a": 1}], [1, [], {1: 1}], "finite numbers by name"),
+        (list, [[], [1, "a"]], [1, {}], "a list of any values"),
+        (set[int], [[1]], [1, ["a"]], "a list of whole numbers"),
+        (dict, [{}, {"a": [1]}], [1, []], "any values by name"),
         (Any, [1, None, "a", []], [], "any value"),
+        (TypeVar("T"), [1, None, "a"], [], "a node with a _target_"),
         (Gate, [], [1, None, {}, {"dwell": 1}], "a node with a _target_"),
         (Callable[[int], int], [], [1, "print"], "a node with a _target_"),
     ],
@@ -65,6 +74,7 @@ def test_the_key_of_a_nested_value_is_in_the_message() -> None:
         check_value("a", {"rat": 1.0}, Table)
 
 
+PARTIAL = partial(build_gate, rate=1.0)
 GATE = {"_target_": "esper.lifecycle.Gate", "dwell": 1}
 NODE = {"_target_": f"{__name__}.build_gate", "rate": 1.0, "gate": GATE}
 
@@ -88,6 +98,19 @@ def test_a_node_is_checked_against_the_signature_of_its_target(changes: dict[str
     check_value("a", NODE, Gate)
     with pytest.raises(ValueError, match=f"^{message}$"):
         check_value("a", {**NODE, **changes}, Gate)
+
+
+def test_nodes_may_be_built_for_arguments_of_any_type_and_in_lists() -> None:
+    node = {"_target_": f"{__name__}.build_anything", "gates": [GATE, GATE], "unknown": GATE}
+    check_value("a", {**node, "plain": GATE, "any_kind": GATE, "either": GATE}, Any)
+    with pytest.raises(ValueError, match=r"^a\.gates\[1\]\.dwell=x: must be a whole number, or null\.$"):
+        check_value("a", {**node, "gates": [GATE, {**GATE, "dwell": "x"}]}, Any)
+    with pytest.raises(ValueError, match=r"^a\.gates=3: must be a list of nodes with a _target_\.$"):
+        check_value("a", {**node, "gates": 3}, Any)
+
+
+def test_a_partial_function_is_a_target_without_annotations() -> None:
+    check_value("a", {"_target_": f"{__name__}.PARTIAL", "gate": GATE, "rate": "x"}, Any)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner)

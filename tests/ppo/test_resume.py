@@ -199,6 +199,9 @@ def test_a_round_without_an_optimizer_step_is_saved_too(tmp_path: Path, monkeypa
         run(tmp_path, {("training", 2, 1): "kill"}, target_kl=None)
     assert content(tmp_path)["/esper/counters/rounds"] == 2
     assert content(tmp_path)["/esper/counters/updates"] == 0
+    best = torch.load(tmp_path / "best.ckpt", weights_only=True)["esper"]["counters"]
+    assert best["rounds"] in (1, 2)
+    assert best["updates"] == 0
 
 
 def test_the_best_checkpoint_survives_a_run_directory_that_was_moved(tmp_path: Path) -> None:

@@ -195,9 +195,10 @@ def test_bad_settings_are_refused(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"thresholds": make_thresholds(), "on": "log", "detail_rounds": 1}
     with pytest.raises(ValueError, match=r"off=\['nothing'\]: nothing must be one of ratio_explosion"):
         Anomalies(tmp_path, DetailWindow(), 1, None, off=["nothing"], **settings)
-    for change in ({"value": []}, {"entropy": {"op": 0.1}}):
-        with pytest.raises(ValueError, match=r"thresholds: value must have a pair, and entropy must have a key other"):
-            make_thresholds(**change)
+    with pytest.raises(ValueError, match=r"thresholds\.value=\[\]: must have at least one pair"):
+        make_thresholds(value=[])
+    with pytest.raises(ValueError, match=r"thresholds\.entropy=\{'op': 0\.1\}: must have a key other"):
+        make_thresholds(entropy={"op": 0.1})
 
 
 @pytest.mark.parametrize("override", ["on=shout", "thresholds.kl=much", "thresholds.value=[[1]]", "+thresholds.kll=1"])
