@@ -10,7 +10,7 @@ import esper
 
 PACKAGE = Path(esper.__file__).parent
 ORDER = (  # each may import only those before it
-    "renames", "command_line", "plugins", "files", "rng", "flops", "lifecycle", "blueprints", "hosts", "growth",
+    "renames", "arguments", "command_line", "plugins", "files", "rng", "flops", "lifecycle", "blueprints", "hosts", "growth",
     "data", "observation", "environment", "rewards", "controllers", "ppo", "records", "telemetry", "config", "app",
     "checkpoints", "evaluation", "gym", "sweeps", "training", "run", "evaluate", "report",
 )  # fmt: skip

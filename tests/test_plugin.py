@@ -61,10 +61,10 @@ def test_the_custom_blueprint_is_an_identity_with_the_stated_number_of_parameter
 
 
 def test_a_missing_plugin_module_is_reported_in_one_sentence() -> None:
-    with pytest.raises(ValueError, match=r"^slots\.plugins: there is no module json\.at\.all; its"):
+    with pytest.raises(ValueError, match=r"^slots\.plugins=.*: there is no module json\.at\.all; its"):
         check_config(compose_config("evaluate", ["slots.plugins=[json.at.all]", "data=synthetic_images"]))
-    with pytest.raises(ValueError, match=r"^slots\.plugins=json: must be a list, \[json\]\.$"):
+    with pytest.raises(ValueError, match=r"^slots\.plugins=json: must be a list of strings"):
         check_config(compose_config("evaluate", ["slots.plugins=json", "data=synthetic_images"]))
     check_config(compose_config("evaluate", ["slots.plugins=null", "data=synthetic_images"]))
-    with pytest.raises(ValueError, match=r"^slots\.plugins: there is no module nowhere\.at\.all; its"):
+    with pytest.raises(ValueError, match=r"^slots\.plugins=.*: there is no module nowhere\.at\.all; its"):
         check_config(compose_config("evaluate", ["slots.plugins=[nowhere.at.all]", "data=synthetic_images"]))

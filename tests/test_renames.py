@@ -94,7 +94,7 @@ def test_an_old_target_is_refused_with_the_new_one_which_can_be_imported(old: st
 
 def test_an_old_argument_of_a_target_is_refused_with_the_new_one() -> None:
     with pytest.raises(
-        ValueError, match=r"^esper\.ppo\.PPOSettings: has no argument foretells; it is now value_target"
+        ValueError, match=r"^foretells: is not an argument of esper\.ppo\.PPOSettings; it is now value_target"
     ):
         build(compose_config("run").ppo, foretells="rest")
 

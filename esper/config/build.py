@@ -1,5 +1,6 @@
 """Build objects from nodes of the configuration."""
 
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
 from inspect import signature
@@ -9,12 +10,13 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from esper.blueprints import blueprints
 from esper.command_line import CONF
-from esper.config.compose import compose_config, group_names
-from esper.config.signatures import check_names, check_target, check_value, read_signature
+from esper.config.compose import compose_config, flatten, group_names
+from esper.config.signatures import check_names, check_target, check_value
 from esper.data import DataError
 from esper.environment import Environment
 from esper.hosts import Host
@@ -33,10 +35,9 @@ def load_preset(preset: str, **changes: object) -> Any:
     node = compose_config(preset)[group]
     if "_target_" not in node:
         raise ValueError(f"preset={preset}: has several parts and no _target_; choose a preset of one object.")
-    types = read_signature(node._target_).types
-    for name, value in changes.items():
-        if _is_plain(value):  # other objects cannot be configured
-            check_value(f"{group}.{name}", value, types.get(name, Any))
+    plain = {name: value for name, value in changes.items() if _is_plain(value)}  # other objects are not configured
+    with suppress(OmegaConfBaseException):  # a preset may refer to keys outside of it
+        check_value(group, OmegaConf.to_container(OmegaConf.merge(node, plain), resolve=True), Any)
     return build(node, **changes, _partial_=False)
 
 
@@ -52,8 +53,10 @@ def build(node: DictConfig, **changes: object) -> Any:
     Constructors get plain lists and dictionaries, never nodes of the configuration.
     """
     target = node.get("_target_", "configuration")
+    for key, value in flatten(node).items():
+        if key.rpartition(".")[2] == "_target_":
+            check_target(key, value)
     if "_target_" in node:
-        check_target("_target_", target)
         check_names(target, [*map(str, node), *changes])
     is_partial = changes.pop("_partial_", node.get("_partial_", False))
     dataclasses = {key: value for key, value in changes.items() if is_dataclass(value)}  # Hydra would convert them

@@ -6,11 +6,12 @@ Arguments of targets have their types in the signatures of the targets.
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypedDict
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 
+from esper.arguments import Count, Name
 from esper.controllers import Policy
 from esper.data import Data
 from esper.environment import Governor
@@ -18,9 +19,6 @@ from esper.growth import GrowthOptimizer
 from esper.hosts import Host
 from esper.lifecycle import ActionSpace, Rules
 from esper.ppo import Collector, PPOSettings, VectorEnv
-
-Count = Annotated[int, Ge(1)]
-Name = Annotated[str, MinLen(1)]
 
 
 class HostSet(TypedDict):
@@ -61,8 +59,8 @@ class TaskConfig(TypedDict):
     data: Data
     slots: SlotOptions
     actions: ActionSpace
-    lifecycle: Rules
     environment: VectorEnv
+    lifecycle: Rules  # refers to environment.steps
     optimizer: GrowthOptimizer
     governor: Governor
     reward: Callable[..., Any]

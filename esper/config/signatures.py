@@ -180,10 +180,11 @@ def _check_node(key: str, node: Mapping[str, Any], annotation: Any) -> None:
 def _check_table(key: str, value: Mapping[str, Any], table: Any) -> None:
     types = get_type_hints(table, include_extras=True)
     prefix = f"{key}." if key else ""
-    for name, part in value.items():
+    for name in value:
         if name not in types:
             raise ValueError(f"{prefix}{name}: there is no such key; {suggest(str(name), list(types))}.")
-        check_value(f"{prefix}{name}", part, types[name])
+    for name in (name for name in types if name in value):  # a key comes before those that refer to it
+        check_value(f"{prefix}{name}", value[name], types[name])
 
 
 def _is_node(value: Any) -> bool:

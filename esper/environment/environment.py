@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from esper.arguments import Count
 from esper.data import Data
 from esper.environment.accounting import CostAccounting, batches_for
 from esper.environment.governor import Governor, RollbackReason
@@ -73,14 +74,14 @@ class Environment:
         optimizer: Callable[..., GrowthOptimizer],
         governor: Callable[..., Governor],
         reward: Callable[[StepRecord], RewardResult],
-        envs: int,
-        steps: int,
-        batch: int,
-        batches: int,
-        validation_batch: int,
+        envs: Count,
+        steps: Count,
+        batch: Count,
+        batches: Count,
+        validation_batch: Count,
         attribution_every: int,
         attribution_share: float,
-        gradient_stride: int,
+        gradient_stride: Count,
         time_limit: Literal["terminate", "truncate"],
         precision: Literal[32, "32", "bf16", "fp16"],
         coadapt: bool,

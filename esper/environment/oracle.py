@@ -11,6 +11,7 @@ from itertools import permutations, product
 import torch
 from torch import Tensor
 
+from esper.arguments import Count
 from esper.environment.record import StepRecord, net_score
 from esper.environment.step import GrowthStep, RewardResult
 from esper.lifecycle import ActionSpace, Layout, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
@@ -47,8 +48,8 @@ class Oracle:
         space: ActionSpace,
         rules: Rules,
         reward: Callable[[StepRecord], RewardResult],
-        envs: int,
-        steps: int,
+        envs: Count,
+        steps: Count,
         gains: Mapping[str, Sequence[float]],
         sizes: Mapping[str, float],
         noise: float,

@@ -253,7 +253,7 @@ def test_a_resumed_run_starts_with_its_own_weights_and_not_with_those_of_start(
             ["start=nowhere"],
             r"^start=nowhere: must be a checkpoint, the directory of a run, or pretrained; there is no",
         ),
-        (["start=[pretrained]"], r"^start=\['pretrained'\]: must name one trained controller, or be null\.$"),
+        (["start=[pretrained]"], r"^start=\['pretrained'\]: must be a string that is not empty, or null\.$"),
         (["policy.hidden=8"], r"^start=.*: must have the network of this run, but has policy\.hidden=16\.$"),
         (
             ["slots.names=[block1]"],

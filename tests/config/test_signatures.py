@@ -141,7 +141,9 @@ def test_a_value_of_the_wrong_type_is_refused_before_anything_is_built(override:
         check_training_config(config)
 
 
-@pytest.mark.parametrize("override", ["episodes=0", "controllers={a:1}", "export=-1", "replay.line=x", "ckpt=3"])
+@pytest.mark.parametrize(
+    "override", ["episodes=0", "schedules=0", "controllers={a:1}", "export=-1", "replay.line=x", "ckpt=3"]
+)
 def test_keys_of_an_evaluation_are_checked_too(override: str) -> None:
     with pytest.raises(ValueError, match=rf"^{override.partition('=')[0]}="):
         check_config(compose_config("evaluate", ["+experiment=quickstart", override]))

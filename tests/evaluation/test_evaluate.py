@@ -163,7 +163,7 @@ CONFIG_ERRORS = {
     ("slots.blueprints=[]",): "slots.blueprints=[]: must name at least one, or be null",
     (
         "+reward.terms.bonus._target_=esper.rewards.terms.Bonus",
-    ): "reward.terms.bonus._target_=esper.rewards.terms.Bonus: must be one of ActionCost, ",
+    ): "reward.terms.bonus._target_=esper.rewards.terms.Bonus: there is no such class or function; the nearest",
     ("reward.terms.shaping.gamma=0.9",): "reward.terms.shaping.gamma=0.9: must be gamma=1.0, which PPO uses.",
     (
         "host=tinystories_small",
@@ -175,7 +175,7 @@ CONFIG_ERRORS = {
 def test_an_invalid_configuration_is_refused_before_anything_is_built(
     overrides: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.data.synthetic.images", None)  # no data may be loaded
+    monkeypatch.setattr("esper.data.synthetic._make_images", None)  # no data may be loaded
     with pytest.raises(ValueError, match="^" + sentence.replace("[", r"\[").replace(".", r"\.")):
         check_config(config(*overrides))
 
@@ -183,18 +183,24 @@ def test_an_invalid_configuration_is_refused_before_anything_is_built(
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("+environment.foo=1",), r"esper\.environment\.Environment: has no argument foo; the nearest is"),
+        (
+            ("+environment.foo=1",),
+            r"^environment\.foo: is not an argument of esper\.environment\.Environment; the nearest is",
+        ),
         (
             ("+reward.terms.bonus._target_=esper.rewards.terms.Rent",),
             r"missing 1 required positional argument: 'weight'",
         ),
-        (("+reward.terms.bonus._target_=esper.rewards.terms2.Rent",), r"esper\.rewards\.Reward: "),
+        (
+            ("+reward.terms.bonus._target_=esper.rewards.terms2.Rent",),
+            r"^reward\.terms\.bonus\._target_=.*: cannot be imported",
+        ),
     ],
 )
 def test_a_failure_to_build_is_one_sentence(overrides: tuple[str, ...], sentence: str) -> None:
     composed = config(*overrides)
-    check_config(composed)
     with pytest.raises(ValueError, match=sentence) as caught:
+        check_config(composed)
         build_environment(composed)
     assert "\n" not in str(caught.value)
 
@@ -226,18 +232,14 @@ def test_valid_configurations_pass() -> None:
 
 ARM_ERRORS = {
     ("controllers=[none,oracle]",): "controllers: oracle is unknown; must be of none, static_final, static_final_flops",
-    ("episodes=0",): "episodes=0: must be a whole number of at least 1.",
     ("controllers=[]",): "controllers=[]: must name at least one of none, static_final",
     ("controllers=[ppo]",): "ckpt=null: must name a checkpoint or a run's directory for the arm ppo.",
     ("controllers=[replay]", "episodes=1"): "episodes=1: must be at least 2 for the arm replay.",
     ("controllers=[best_open_loop]",): "schedules=null: must be a number for the arm best_open_loop without a ckpt.",
-    ("schedules=0",): "schedules=0: must be a whole number of at least 1, or null.",
     ("reference=replay",): "reference=replay: must be one of none, all_seeds, schedule",
     ("ckpt=[]", "controllers=[ppo]"): "ckpt=[]: must name a checkpoint or a run's directory for the arm ppo.",
-    ("replay.records=x", "replay.line=abc", "controllers=[replay]"): "replay.line=abc: must be a whole number.",
     ("ckpt=nowhere",): "ckpt=nowhere: must be a checkpoint, the directory of a run, or pretrained; there",
     ("export=ppo",): "export=ppo: must be best, an arm of this evaluation (none, random, schedule, heuristic",
-    ("export=-1",): "export=-1: must be best, an arm of this evaluation",
 }
 
 
@@ -245,7 +247,7 @@ ARM_ERRORS = {
 def test_arms_that_cannot_run_are_refused_before_anything_is_built(
     overrides: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.data.synthetic.images", None)  # no data may be loaded
+    monkeypatch.setattr("esper.data.synthetic._make_images", None)  # no data may be loaded
     with pytest.raises(ValueError, match="^" + re.escape(sentence)):
         check_arms(config(*overrides))
 
@@ -426,8 +428,7 @@ def test_text_is_scored_in_bits_per_byte_and_embeddings_are_counted(tmp_path: Pa
 
 
 def test_the_help_lists_every_arm(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        run_command(tmp_path, "--help")
+    run_command(tmp_path, "--help")
     output = capsys.readouterr().out
     assert all(arm in output for arm in ARMS)
     assert "python -m esper.evaluate resume=latest" in output

@@ -133,7 +133,6 @@ def test_a_schedule_warms_up_then_decays_to_its_final_factor(shape: str) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"shape": "step"}, r"schedule\.shape=step: must be one of constant, linear, cosine"),
         ({"warmup": 1.5}, r"schedule\.warmup=1\.5: must be at least 0 and below 1"),
         ({"final": -1.0}, r"schedule\.final=-1\.0: must be at least 0 and below 1"),
     ],

@@ -214,13 +214,10 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^decisions=19: must be at least 20, the decisions of one round\.$"):
         DecisionBudget(19, round_decisions=20)
     for change, sentence in (
-        ({"epochs": 0}, "ppo.epochs=0: must be a whole number of at least 1"),
+        ({"epochs": 0}, "ppo.epochs=0: must be at least 1"),
         ({"lr": 0.0}, "ppo.lr=0.0: must be above 0"),
         ({"gamma": 1.5}, "ppo.gamma=1.5: must be between 0 and 1"),
         ({"target_kl": 0.0}, "ppo.target_kl=0.0"),
-        ({"value_loss": "cubic"}, "ppo.value_loss=cubic: must be one of clipped, huber, squared"),
-        ({"head_weighting": "none"}, "ppo.head_weighting=none: must be one of active, joint"),
-        ({"value_target": "all"}, "ppo.value_target=all: must be one of episode, rest, null"),
         ({"value_target": "episode", "gamma": 0.9}, "ppo.value_target=episode: must be rest if gamma=0.9 is not 1"),
         ({"entropy": -1.0}, "ppo.entropy=-1.0: must be at least 0"),
     ):
