@@ -10,9 +10,9 @@ import esper
 
 PACKAGE = Path(esper.__file__).parent
 ORDER = (  # each may import only those before it
-    "renames", "arguments", "command_line", "plugins", "files", "rng", "flops", "lifecycle", "blueprints", "hosts", "growth",
-    "data", "observation", "environment", "rewards", "controllers", "ppo", "records", "telemetry", "config", "app",
-    "checkpoints", "evaluation", "gym", "sweeps", "training", "run", "evaluate", "report",
+    "renames", "arguments", "command_line", "plugins", "files", "rng", "flops", "lifecycle", "blueprints", "hosts",
+    "growth", "data", "observation", "environment", "rewards", "controllers", "ppo", "records", "telemetry", "config",
+    "app", "checkpoints", "evaluation", "gym", "sweeps", "training", "run", "evaluate", "report",
 )  # fmt: skip
 WITHOUT_HYDRA = ORDER[: ORDER.index("config")]
 ENTRY_POINTS = ("run.py", "evaluate.py", "report.py", "data/__main__.py")

@@ -192,16 +192,20 @@ def test_an_invalid_configuration_is_refused_before_anything_is_built(
             r"missing 1 required positional argument: 'weight'",
         ),
         (
-            ("+reward.terms.bonus._target_=esper.rewards.terms2.Rent",),
+            ("+reward.terms.bonus._target_=esper.nowhere.Rent",),
             r"^reward\.terms\.bonus\._target_=.*: cannot be imported",
         ),
     ],
 )
 def test_a_failure_to_build_is_one_sentence(overrides: tuple[str, ...], sentence: str) -> None:
     composed = config(*overrides)
-    with pytest.raises(ValueError, match=sentence) as caught:
+
+    def check_and_build() -> None:
         check_config(composed)
         build_environment(composed)
+
+    with pytest.raises(ValueError, match=sentence) as caught:
+        check_and_build()
     assert "\n" not in str(caught.value)
 
 
