@@ -70,8 +70,9 @@ def build(node: DictConfig, **changes: object) -> Any:
             raise cause from None
         reason = str(cause or error).splitlines()[0].rstrip(".:")
         raise ValueError(f"{target}: {reason}.") from None
-    except (RuntimeError, MisconfigurationException) as error:
-        raise ValueError(f"{target}: {str(error).splitlines()[0].rstrip('.')}.") from None
+    except (RuntimeError, MisconfigurationException, ArithmeticError, MemoryError) as error:  # for extreme numbers
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{target}: {reason.rstrip('.')}.") from None
     except TypeError as error:
         raise ValueError(f"{target}: {error}.") from None
 
