@@ -107,7 +107,7 @@ class CheckpointCallback(ModelCheckpoint):
         current = trainer.callback_metrics.get(self.monitor or "")
         if current is not None and self.check_monitor_top_k(trainer, current):
             self._set_best(current)
-            trainer.save_checkpoint(self.best_model_path)
+            self._save(trainer, self.best_model_path)
         if pl_module.counters.rounds % self._every == 0:
             self._save_last(trainer)
 
@@ -121,7 +121,10 @@ class CheckpointCallback(ModelCheckpoint):
             self._save_last(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
-        trainer.save_checkpoint(self._last)
+        self._save(trainer, self._last)
+
+    def _save(self, trainer: Trainer, path: str | Path) -> None:
+        trainer.save_checkpoint(path, weights_only=False)  # optimizer and counters too
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         return current is not None and bool(current.isfinite()) and super().check_monitor_top_k(trainer, current)
