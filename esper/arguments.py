@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Le, MinLen
 
 Count = Annotated[int, Ge(1)]
+LayerCount = Annotated[int, Ge(1), Le(1000)]  # more would be built for hours
 Name = Annotated[str, MinLen(1)]

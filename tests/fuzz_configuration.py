@@ -79,7 +79,9 @@ def is_sentence(message: str | None) -> bool:
 
 def main(count: int, rng_seed: int = 0) -> int:
     rng, failures, refused = random.Random(rng_seed), 0, 0
-    for _ in range(count):
+    for done in range(count):
+        if done % 500 == 0:
+            print(f"{done} of {count}", flush=True)
         experiment = rng.choice(EXPERIMENTS)
         override = f"{rng.choice(keys(experiment))}={rng.choice(HOSTILE)}"
         try:

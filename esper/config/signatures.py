@@ -224,6 +224,8 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 def _plain(annotation: Any) -> Any:
     """The annotation of the plain values that an argument takes; objects are built from nodes, so they are left out."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is int:
+        return Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]  # torch has no larger ones
     if annotation in (*WORDS, Any, object) or origin is Literal:
         return annotation
     if annotation is Path:

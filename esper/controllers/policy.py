@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
+from esper.arguments import LayerCount
 from esper.controllers.distribution import FactoredDistribution, Logits
 from esper.controllers.statistics import Moments, RunningStatistics
 from esper.lifecycle import Layout, Masks
@@ -53,8 +55,8 @@ class Policy(nn.Module):
         layout: Layout,
         *,
         hidden: int,
-        depth: int,
-        layers: int,
+        depth: LayerCount,
+        layers: Annotated[int, Ge(0), Le(1000)],
         head_hidden: int | None,
         embedding: int,
         slot_width: int,

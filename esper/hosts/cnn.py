@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from esper.arguments import LayerCount
 from esper.flops import Flops, conv_flops, linear_flops
 from esper.hosts.host import Host, Slot, require_positive
 
@@ -52,7 +53,7 @@ class CNNHost(Host):
     def __init__(
         self,
         *,
-        blocks: int,
+        blocks: LayerCount,
         channels: int,
         kernel: int,
         pools: int,

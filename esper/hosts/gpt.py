@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.arguments import LayerCount
 from esper.flops import Flops, attention_flops, linear_flops
 from esper.hosts.host import Dropout, Host, Slot, require_positive
 
@@ -84,7 +85,15 @@ class GPTHost(Host):
     topology: ClassVar[str] = "transformer"
 
     def __init__(
-        self, *, vocabulary: int, channels: int, heads: int, layers: int, segments: int, block_size: int, dropout: float
+        self,
+        *,
+        vocabulary: int,
+        channels: int,
+        heads: int,
+        layers: LayerCount,
+        segments: int,
+        block_size: int,
+        dropout: float,
     ) -> None:
         require_positive(
             vocabulary=vocabulary,

@@ -30,7 +30,7 @@ def build_gate(gate: Gate, *, rate: float) -> Gate:
 @pytest.mark.parametrize(
     ("annotation", "good", "bad", "allowed"),
     [
-        (int, [0, -3, 10**30], [True, 1.0, "1", None, [1], float("inf")], "a whole number"),
+        (int, [0, -3, 10**18], [10**30, True, 1.0, "1", None, [1], float("inf")], "a whole number"),
         (float, [0.5, 1, -2], [True, "1", None, {}, float("nan"), float("inf"), 10**400], "a finite number"),
         (bool, [True, False], [0, "true", None], "true or false"),
         (str, ["", "a"], [1, None, ["a"]], "a string"),
