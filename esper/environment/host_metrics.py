@@ -9,7 +9,7 @@ from torchmetrics import Metric
 class HostMetrics(Metric):
     """Mean loss and accuracy over batches: [2].
 
-    One metric of three sums: MeanMetric and MulticlassAccuracy compute the same, but take more than twice as long per batch.
+    One metric of three sums: MeanMetric and MulticlassAccuracy compute the same, but take more than twice as long.
     Nothing is read from the device. Ranks train different hosts, so nothing is synchronised over them.
     """
 
