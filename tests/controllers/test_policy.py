@@ -101,7 +101,7 @@ def test_the_feature_network_has_the_requested_depth() -> None:
     ("change", "sentence"),
     [
         ({"hidden": 0}, r"policy.hidden=0: must be at least 1"),
-        ({"layers": -1}, r"policy.layers=-1: must be at least 0"),
+        ({"layers": -1}, r"policy.layers=-1: must be a whole number of at least 0 and of at most 1000"),
         ({"head_hidden": 0}, r"policy.head_hidden=0: must be at least 1"),
         ({"floors": {"slt": 0.1}}, r"policy.floors.*op, slot, blueprint, blend"),
         ({"floors": {"op": 1.0}}, r"policy.floors.*\[0, 1\)"),
