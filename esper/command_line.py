@@ -1,5 +1,6 @@
 """What the commands need before anything else is imported: the configuration's directory, help, and overrides."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
@@ -10,6 +11,7 @@ from esper.renames import renamed_override
 
 _PACKAGED = Path(__file__).parent / "conf"  # in an installed wheel
 CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
+NOT_NAMES = {"null", "true", "false", "nan", "inf"}  # values that Hydra does not read as text
 HELP_FLAGS = {"--help", "-h"}
 RECORDS = "episodes.jsonl"  # a directory with this file has an evaluation
 
@@ -61,3 +63,13 @@ def check_unused_directory(arguments: Sequence[str]) -> None:
         raise ValueError(
             f"hydra.run.dir={directory}: must be a directory without an evaluation; resume={directory} continues it."
         )
+
+
+def check_options(arguments: Sequence[str]) -> None:
+    """Refuse a list of options that are not names, such as `logger=[1]`: Hydra fails on it with a TypeError."""
+    for argument in arguments:
+        value = argument.partition("=")[2].strip()
+        if (CONF / override_key(argument)).is_dir() and value.startswith("[") and value != "[]":
+            names = [name.strip() for name in value[1:-1].split(",")]
+            if not all(re.fullmatch(r"[A-Za-z_][\w/.-]*", name) and name not in NOT_NAMES for name in names):
+                raise ValueError(f"{argument}: must be an option, or a list of options.")

@@ -10,7 +10,15 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper.app import run_app
-from esper.command_line import CONF, RECORDS, check_renamed, check_unused_directory, has_key, move_debug_last
+from esper.command_line import (
+    CONF,
+    RECORDS,
+    check_options,
+    check_renamed,
+    check_unused_directory,
+    has_key,
+    move_debug_last,
+)
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="evaluate")
@@ -47,6 +55,7 @@ def main(config: DictConfig) -> None:
 def prepare(arguments: list[str]) -> list[str]:
     """The arguments that Hydra gets: those of a checkpoint's task, or of a resumed evaluation, are added."""
     check_renamed(arguments)
+    check_options(arguments)
     if has_key(arguments, "ckpt"):
         from esper.checkpoints import add_task_overrides, resolve_checkpoint_paths
 

@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from esper.app import run_app
-from esper.command_line import CONF, check_renamed, has_key, move_debug_last
+from esper.command_line import CONF, check_options, check_renamed, has_key, move_debug_last
 
 FILE_WIDTH = 120  # columns, if the output is not a terminal
 
@@ -53,6 +53,7 @@ def main(config: DictConfig) -> float | None:
 def prepare(arguments: list[str]) -> list[str]:
     """The arguments that Hydra gets: those of a resumed run or sweep are added, `debug` comes last."""
     check_renamed(arguments)
+    check_options(arguments)
     if not has_key(arguments, "resume"):
         return move_debug_last(arguments)
     from esper.checkpoints.resume import resume_arguments

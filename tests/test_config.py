@@ -2,7 +2,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from esper.command_line import CONF
-from esper.config import load_preset
+from esper.config import compose_config, load_preset
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
@@ -14,6 +14,17 @@ def test_loading_a_preset_does_not_change_a_running_hydra_application() -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         load_preset("lifecycle/default", steps=10)
         assert compose(config_name="actions/core").actions.heads[0] == "op"
+
+
+@pytest.mark.parametrize("override", ["collector=[null]", "actions=[[]]", "logger=[1,2]", "logger=[tensorboard,]"])
+def test_a_list_of_options_that_are_not_names_is_refused(override: str) -> None:
+    with pytest.raises(ValueError, match=r": must be an option, or a list of options\.$"):
+        compose_config("run", [override])
+
+
+def test_several_options_of_a_group_are_a_list() -> None:
+    assert set(compose_config("run", ["logger=[tensorboard,csv]"]).logger) == {"tensorboard", "csv"}
+    assert "logger" not in compose_config("run", ["logger=[]"])
 
 
 def test_the_message_of_a_constructor_is_not_wrapped_by_hydra() -> None:

@@ -9,13 +9,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from esper.command_line import CONF
+from esper.command_line import CONF, check_options
 
 BUILT_IN_PROVIDERS = ("hydra", "main", "schema")  # of the sources that Hydra searches by itself
 
 
 def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose a configuration as the command line does; a running Hydra application is not changed."""
+    check_options(overrides)
     with _initialised():
         return compose(config_name=name, overrides=[*overrides, *_extra_search_path()])
 
