@@ -129,12 +129,12 @@ def test_entropy_is_normalised_once_and_averaged_over_available_steps_only() -> 
     torch.testing.assert_close(metrics.entropy, torch.ones(4))
 
 
-def test_the_default_value_loss_does_not_use_old_values() -> None:
+def test_the_value_loss_is_clipped_by_default_and_the_huber_loss_does_not_use_old_values() -> None:
     defaults = make_settings()
-    assert defaults.value_loss == "huber"
+    assert defaults.value_loss == "clipped"
     values, returns, valid = torch.randn(2, 5, generator=draws())[:1], torch.zeros(1, 5), torch.ones(1, 5).bool()
     losses = [
-        value_loss(values, old_values, returns, valid, kind=defaults.value_loss, bound=defaults.value_bound)
+        value_loss(values, old_values, returns, valid, kind="huber", bound=defaults.value_bound)
         for old_values in (torch.zeros(1, 5), torch.full((1, 5), 1e6))
     ]
     assert losses[0] == losses[1]

@@ -250,12 +250,13 @@ def test_a_checkpoint_without_the_progress_of_lightning_is_resumed(tmp_path: Pat
         saved["esper"] |= {"version": 1, "earlier": saved["esper"].pop("start_cost")}
         saved["callbacks"] = {"Checkpoints": saved["callbacks"]["CheckpointCallback"]}
         torch.save(saved, tmp_path / LAST)
-    _, resumed = run(tmp_path, network=TINY_NETWORK, epochs=10)
+    settings: dict[str, Any] = {"network": TINY_NETWORK, "epochs": 10, "value_loss": "huber"}
+    _, resumed = run(tmp_path, **settings)
     assert [(kind, done) for kind, done, *_ in resumed.rounds] == [
         ("training", 2), ("training", 3), ("sampled", 4), ("greedy", 4)
     ]  # fmt: skip
     assert content(tmp_path)["/callbacks/CheckpointCallback/highest"] >= 0.75, "of its first rounds"
-    run(tmp_path / "new", network=TINY_NETWORK, epochs=10)
+    run(tmp_path / "new", **settings)
     after, expected = content(tmp_path), content(tmp_path / "new")
     for name in (name for name in expected if name.startswith("/state_dict")):
         torch.testing.assert_close(after[name], expected[name], atol=1e-4, rtol=1e-3)
