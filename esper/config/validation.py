@@ -18,6 +18,10 @@ from esper.telemetry.metrics import METRICS, find_metric
 def check_training_config(config: DictConfig) -> None:
     """Refuse a configuration of `esper.run` that cannot be trained with."""
     check_types(config, RunConfig)
+    try:
+        torch.device(config.device)
+    except RuntimeError:
+        raise ValueError(f"device={config.device}: must be a device of torch, such as cpu or cuda:0.") from None
     if str(config.trainer.precision) not in ("32", "32-true"):
         raise ValueError(
             f"trainer.precision={config.trainer.precision}: must be 32-true, so that log-probabilities of the update "
