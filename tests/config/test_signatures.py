@@ -130,7 +130,7 @@ def test_any_plain_value_is_accepted_or_refused_in_one_sentence(value: Any) -> N
     [
         "optimizer.seed_lr={a:1}", "optimizer.seed_lr=''", "reward.terms.shaping.weight=[1,2]",
         "optimizer.build.lr='ü'", "data.test=inf", "governor.mean_factor=[]", "governor.snapshot_every=[1,2]",
-        "policy.clip=null",
+        "policy.clip=null", "device='32'",
         "optimized_metric=[1,2]", "callbacks.checkpoints.best={}", "trainer.devices={a:1}", "ppo.value_loss=hubber",
         "environment.time_limit=never", "optimizer.schedule.shape=round", "slots.names=block1", "rounds=1.5",
     ],
