@@ -33,7 +33,7 @@ def main(config: DictConfig) -> None:
     from esper.evaluation.run import evaluate
     from esper.files import OutputError, output_errors
 
-    torch.set_num_threads(1)  # environments run in threads of their own
+    torch.set_num_threads(1)  # hosts run in their own processes or threads
     console = make_console()
     directory, overrides = Path(HydraConfig.get().runtime.output_dir), typed_overrides()
     is_resumed = config.resume is not None

@@ -21,6 +21,7 @@ def main(config: DictConfig) -> float | None:
     from esper.checkpoints.resume import merge_overrides
     from esper.config import remove_empty_run, typed_overrides
     from esper.data import DataError
+    from esper.environment import WorkerLostError
     from esper.files import OutputError, output_errors
     from esper.ppo import LAST, DivergedError, RankLostError
     from esper.sweeps import in_sweep, is_rank_zero, run_job
@@ -41,7 +42,7 @@ def main(config: DictConfig) -> float | None:
                 console.print(f"changed     {change}", soft_wrap=True)
         with output_errors(directory, "esper.run", f"checkpoints/{LAST}"):
             metrics = train(config, directory, console, overrides if resumed else None)
-    except RankLostError as error:
+    except (RankLostError, WorkerLostError) as error:
         sys.exit(f"{error}; resume with python -m esper.run resume={directory}")
     except (ValueError, DataError, DivergedError, OutputError) as error:
         if not resumed:

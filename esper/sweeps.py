@@ -22,11 +22,13 @@ from esper.checkpoints.runs import list_runs, read_overrides, read_yaml
 from esper.command_line import override_key
 from esper.config import module_exists
 from esper.data import DataError
+from esper.environment import WorkerLostError, available_cores
 from esper.evaluation.training_runs import run_names
 from esper.files import OutputError, describe_os_error, output_errors, write_file
 from esper.ppo import DivergedError, RankLostError, world_size
 from esper.renames import SUMMARY_KEYS, renamed_override
 
+LOST = RankLostError | WorkerLostError | OutputError  # the job failed by no fault of its own
 FAILED, SUMMARY, SWEEP_CONFIG = "failed.txt", "summary.json", "multirun.yaml"
 CHANGEABLE = (  # keys and groups that a resumed sweep may change, since its jobs remain the same
     "rounds",
@@ -37,6 +39,7 @@ CHANGEABLE = (  # keys and groups that a resumed sweep may change, since its job
     "callbacks",
     "logger",
     "environment.threads",
+    "environment.workers",
 )
 SWEEP_DIRECTORY = "ESPER_SWEEP_DIRECTORY"  # environment variable, read by conf/run.yaml
 RunMetrics = Mapping[str, float]
@@ -71,10 +74,10 @@ def run_job(config: DictConfig, directory: Path, train: Callable[[DictConfig, bo
             if is_rank_zero():
                 (directory / SUMMARY).unlink(missing_ok=True)  # of an earlier run in this directory
             with output_errors(directory):
-                metrics = train(share_cores(config, HydraConfig.get().launcher), resume)
+                metrics = train(config, resume)
     except (Exception, SystemExit) as error:
         on_all_ranks = isinstance(error, ValueError | SystemExit | DataError | DivergedError)
-        reason = write_failure(error, directory, plain=on_all_ranks or isinstance(error, RankLostError | OutputError))
+        reason = write_failure(error, directory, plain=on_all_ranks or isinstance(error, LOST))
         if is_rank_zero():
             print(f"{directory}: failed: {reason}", file=sys.stderr)
         if world_size() > 1 and not on_all_ranks:
@@ -154,16 +157,23 @@ def check_launcher_installed(plugin: str) -> None:
         raise ValueError(f"hydra/launcher: {package} is not installed; pip install 'esper[sweep]' installs it.")
 
 
-def share_cores(config: DictConfig, launcher: DictConfig) -> DictConfig:
-    """`config` with the number of threads set to this job's share of the cores, if jobs run in parallel."""
-    parallel_jobs, cores_per_job = launcher.get("n_jobs", 1), launcher.get("cpus_per_task")
-    if config.environment.get("threads", 1) is not None or (parallel_jobs == 1 and cores_per_job is None):
-        return config
-    cores = os.cpu_count() or 1
-    share = cores_per_job or max(1, cores // (cores if parallel_jobs < 0 else parallel_jobs))
+def share_cores(config: DictConfig, launcher: Mapping[str, Any]) -> DictConfig:
+    """`config` with workers and threads set to this process's share of the cores, if others run next to it.
+
+    Others are jobs of the same sweep, if its `launcher` runs them in parallel, and other ranks of a distributed run.
+    """
+    devices, cores = config.trainer.devices, launcher.get("cpus_per_task")  # of each rank
+    if cores is None:
+        jobs, ranks = launcher.get("n_jobs", 1), devices if isinstance(devices, int) and devices > 1 else 1
+        cores = available_cores() // (ranks * jobs) if jobs > 0 else 1
+        if ranks * jobs == 1:
+            return config
+    share = max(1, cores)
     changed = copy.deepcopy(config)
     with open_dict(changed):
-        changed.environment.threads = share
+        for key, value in (("workers", share if share > 1 else 0), ("threads", share)):
+            if config.environment.get(key, "absent") is None:
+                changed.environment[key] = value
     return changed
 
 

@@ -51,7 +51,7 @@ from esper.ppo import (
     read_checkpoint,
 )
 from esper.rng import derive_seed, seeded_init
-from esper.sweeps import SUMMARY, in_sweep, requested_length
+from esper.sweeps import SUMMARY, in_sweep, requested_length, share_cores
 from esper.telemetry import DetailWindow, EpisodeBuffer, ProgressDisplay, RoundWriter, draw_rounds, summary_table
 
 REPEAT_SECONDS = 1.0  # process managers often send a signal twice; a later one means to stop at once
@@ -60,7 +60,7 @@ SUMMARY_SHARE = 0.1  # of all rounds: the first and the last ones that the summa
 
 def configure_process() -> None:
     """Set threads, log levels and warning filters."""
-    torch.set_num_threads(1)  # environments run in their own threads
+    torch.set_num_threads(1)  # hosts run in their own processes or threads
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # Lightning uses an API that torch deprecates
     warnings.filterwarnings("ignore", ".*sync_dist=True")  # metrics are reduced over ranks before they are logged
@@ -126,7 +126,7 @@ def train(
     """
     check_training_config(config)
     check_loggers(config)
-    env = build_vector_env(config)
+    env = build_vector_env(share_cores(config, HydraConfig.get().launcher if in_sweep() else {}))
     module = build_module(config, env)
     last, done = directory / "checkpoints" / LAST, Counters()
     is_resumed = resumed is not None and last.exists()

@@ -11,7 +11,8 @@ from esper.environment import Environment
 SMALL = (
     "data=synthetic_images", "data.resolution=8", "data.train=400", "data.validation=100", "data.test=100",
     "environment.envs=2", "environment.steps=10", "environment.batch=16", "environment.batches=2",
-    "environment.validation_batch=50", "environment.threads=1", "lifecycle.prune_age=1", "lifecycle.cooldown=1",
+    "environment.validation_batch=50", "environment.workers=0", "environment.threads=1", "lifecycle.prune_age=1",
+    "lifecycle.cooldown=1",
 )  # fmt: skip
 SMALL_TEXT = (
     "host=tinystories_small", "host.channels=16", "host.heads=2", "data=synthetic_stories", "data.block_size=16",

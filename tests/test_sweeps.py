@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import sys
 import warnings
@@ -17,6 +16,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from esper import sweeps
 from esper.checkpoints import add_task_overrides, apply_trained_values, find_checkpoint, task_settings
 from esper.command_line import CONF
 from esper.config import compose_config, flatten
@@ -183,15 +183,25 @@ def test_a_directory_of_another_sweep_is_refused(tmp_path: Path) -> None:
         check_same_sweep(tmp_path, sweep(*typed, reward="sparse"))
 
 
-def test_parallel_jobs_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+def test_parallel_jobs_and_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "available_cores", lambda: 8)
     config = compose_config("run", ["+experiment=cifar_ppo"])
-    assert share_cores(config, BASIC).environment.threads is None
-    assert share_cores(config, JOBLIB).environment.threads == 1
-    assert share_cores(config, OmegaConf.merge(JOBLIB, {"n_jobs": 3})).environment.threads == 2
-    assert share_cores(config, OmegaConf.merge(BASIC, {"cpus_per_task": 5})).environment.threads == 5
-    config.environment.threads = 4
-    assert share_cores(config, JOBLIB).environment.threads == 4
+
+    def share(composed: DictConfig, launcher: DictConfig) -> tuple[int | None, int | None]:
+        environment = share_cores(composed, launcher).environment
+        return environment.workers, environment.threads
+
+    assert share(config, BASIC) == (None, None)
+    assert share(config, JOBLIB) == (0, 1)  # a job on each core
+    assert share(config, OmegaConf.merge(JOBLIB, {"n_jobs": 3})) == (2, 2)
+    assert share(config, OmegaConf.merge(BASIC, {"cpus_per_task": 5})) == (5, 5)
+    ddp = compose_config("run", ["+experiment=cifar_ppo", "trainer=ddp"])
+    assert share(ddp, BASIC) == (4, 4)
+    assert share(ddp, OmegaConf.merge(BASIC, {"cpus_per_task": 5})) == (5, 5)  # of each rank
+    config.environment.threads, config.environment.workers = 4, 6
+    assert share(config, JOBLIB) == (6, 4)
+    oracle = compose_config("run", ["+experiment=oracle", "trainer=ddp"])
+    assert share_cores(oracle, BASIC) == oracle
 
 
 def test_several_processes_in_a_job_are_refused_only_under_joblib() -> None:

@@ -1,10 +1,19 @@
 """Blueprints: modules that seeds are built from. Importing this package registers its blueprints."""
 
 from esper.blueprints import cnn, transformer
-from esper.blueprints.registry import Blueprint, blueprint, blueprints, format_blueprints, register, topologies
+from esper.blueprints.registry import (
+    Blueprint,
+    add_missing,
+    blueprint,
+    blueprints,
+    format_blueprints,
+    register,
+    topologies,
+)
 
 __all__ = [
     "Blueprint",
+    "add_missing",
     "blueprint",
     "blueprints",
     "cnn",

@@ -1,7 +1,7 @@
 """The registry of blueprints, by topology and name."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -78,6 +78,12 @@ def blueprint(topology: str, name: str) -> Blueprint:
     if name not in family:
         raise ValueError(f"blueprint={name}: is unknown among {topology} blueprints; allowed are {', '.join(family)}.")
     return family[name]
+
+
+def add_missing(entries: Iterable[Blueprint]) -> None:
+    """Register blueprints of another process that are not registered in this one."""
+    for entry in entries:
+        _REGISTRY.setdefault(entry.topology, {}).setdefault(entry.name, entry)
 
 
 def topologies() -> tuple[str, ...]:

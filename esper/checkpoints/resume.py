@@ -52,7 +52,7 @@ EVALUATION = ResumeKind(
     "evaluation",
     "episodes.jsonl",
     ("controllers", "episodes", "ckpt", "reference", "schedules", "replay", "export", "environment.envs",
-     "environment.threads"),
+     "environment.threads", "environment.workers"),
     free=True,
 )  # fmt: skip
 

@@ -16,7 +16,13 @@ from esper.config import compose_config, flatten, import_plugins, outline_host
 from esper.ppo import read_checkpoint
 
 TASK = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor", "reward", "gamma")
-LOCAL_KEYS = ("environment.envs", "environment.threads", "data.root", "data.device")  # do not change an episode
+LOCAL_KEYS = (  # do not change an episode
+    "environment.envs",
+    "environment.threads",
+    "environment.workers",
+    "data.root",
+    "data.device",
+)
 
 
 def checkpoint_names(value: object) -> list[str]:

@@ -98,7 +98,7 @@ def build_environment(config: DictConfig, envs: int | None = None) -> Environmen
     changes = {} if envs is None else {"envs": envs}
     environment: Environment = build(
         config.environment,
-        hosts={name: partial(build, node) for name, node in host_nodes(config).items()},
+        hosts={name: build(node, _partial_=True) for name, node in host_nodes(config).items()},
         data=build(config.data),
         space=build_action_space(config),
         rules=build(config.lifecycle),

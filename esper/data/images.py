@@ -12,6 +12,7 @@ from esper.data.splits import Shuffle, stratified_split
 from esper.data.store import DataError
 
 SIDE = 32  # pixels per side at full resolution
+CHUNK_BYTES = 2**21  # of the batches that a stream prepares at once: few calls, and they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class ImageData:
         self.device = torch.device(device)
         self._pad = pad * resolution // SIDE
         self._flip = flip
-        self._mean = torch.tensor(mean, device=device) * 255
-        self._std = torch.tensor(std, device=device) * 255
+        self._mean = (torch.tensor(mean, device=device) * 255).repeat(resolution)  # of a row of pixels
+        self._std = (torch.tensor(std, device=device) * 255).repeat(resolution)
         sizes = {"rng_seed": split_seed, "classes": self.classes}
         held_out, training = stratified_split(
             known.labels, validation, train, keys=("data.validation", "data.train"), **sizes
@@ -103,8 +104,9 @@ class ImageData:
             "validation": self._to_device(known.take(held_out)),
             "test": self._to_device(unseen.take(tested)),
         }
-        train_images = self.splits["train"].images
-        self._padded = F.pad(train_images, (0, 0, self._pad, self._pad, self._pad, self._pad))
+        around = (self._pad, self._pad, self._pad, self._pad)
+        padded = F.pad(self.splits["train"].images, (0, 1, *around))  # 4 bytes for each pixel: gathered as one number
+        self._padded = padded.view(torch.int32).flatten()
 
     def size(self, split: str) -> int:
         """Number of images in a split."""
@@ -112,7 +114,7 @@ class ImageData:
 
     def preparation(self) -> dict[str, Any]:
         """How inputs are prepared: averaged down to `resolution`; each channel, 0 to 255, minus `mean`, over `std`."""
-        scale = {"mean": self._mean.tolist(), "std": self._std.tolist()}
+        scale = {"mean": self._mean[:3].tolist(), "std": self._std[:3].tolist()}
         return {"name": self.name, "kind": self.kind, "resolution": self.resolution, "classes": self.classes, **scale}
 
     @property
@@ -134,23 +136,30 @@ class ImageData:
         for start in range(0, len(data), batch):
             yield self._normalise(data.images[start : start + batch]), data.labels[start : start + batch]
 
-    def augment(self, index: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Training images `index` [batch], randomly cropped and flipped: float [batch, 3, side, side], and labels."""
-        side, count = torch.arange(self.resolution, device=index.device), len(index)
+    def draw_crops(self, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Rows and columns of random crops, int64 [count, side] each; columns are in reverse order in a flipped one."""
+        side = torch.arange(self.resolution, device=self.device)
 
         def draw(options: int) -> Tensor:
-            return torch.randint(options, (count, 1), generator=generator, device=index.device)
+            return torch.randint(options, (count, 1), generator=generator, device=self.device)
 
         rows = draw(2 * self._pad + 1) + side
         columns = draw(2 * self._pad + 1) + side
         if self._flip:
             columns = torch.where(draw(2) == 1, columns.flip(1), columns)
-        images = self._padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]
+        return rows, columns
+
+    def crop(self, index: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Crops of training images `index` [batch]: float [batch, 3, side, side], and labels."""
+        width = self.resolution + 2 * self._pad
+        pixels = ((index * width).unsqueeze(1) + rows).unsqueeze(2) * width + columns.unsqueeze(1)
+        images = self._padded[pixels].view(torch.uint8).view(*pixels.shape, 4)[..., :3]
         return self._normalise(images), self.splits["train"].labels[index]
 
     def _normalise(self, images: Tensor) -> Tensor:
         """Images uint8 [batch, height, width, 3] -> float32 [batch, 3, height, width] in channels_last."""
-        return images.to(torch.float32).sub_(self._mean).div_(self._std).permute(0, 3, 1, 2)
+        rows = images.to(torch.float32).flatten(2)  # by rows of pixels: loops over 3 channels would be slow
+        return rows.sub_(self._mean).div_(self._std).view(images.shape).permute(0, 3, 1, 2)
 
     def _to_device(self, data: Labelled) -> Labelled:
         images = data.images
@@ -162,13 +171,27 @@ class ImageData:
 
 
 class ImageStream:
-    """An endless stream of augmented training batches."""
+    """An endless stream of augmented training batches. Several are prepared at once."""
 
     def __init__(self, data: ImageData, batch: int, generator: torch.Generator | None) -> None:
         self._data = data
-        self._generator = generator
+        self._batch, self._generator = batch, generator
         self._shuffle = Shuffle(data.size("train"), batch, generator, data.device)
+        self._chunk = max(1, CHUNK_BYTES // (batch * data.resolution**2 * 3 * 4))
+        self._images, self._labels = torch.empty(0), torch.empty(0)  # prepared and not yet returned
 
     def next(self) -> tuple[Tensor, Tensor]:
         """The next batch: float32 images [batch, 3, side, side] in channels_last, and int64 labels [batch]."""
-        return self._data.augment(self._shuffle.take(), self._generator)
+        if not len(self._labels):
+            self._prepare()
+        images, labels = self._images[: self._batch], self._labels[: self._batch]
+        self._images, self._labels = self._images[self._batch :], self._labels[self._batch :]
+        return images, labels
+
+    def _prepare(self) -> None:
+        """Random numbers are drawn for one batch after the other, so that they do not depend on the chunk."""
+        drawn = [
+            (self._shuffle.take(), *self._data.draw_crops(self._batch, self._generator)) for _ in range(self._chunk)
+        ]
+        index, rows, columns = (torch.cat(part) for part in zip(*drawn, strict=True))
+        self._images, self._labels = self._data.crop(index, rows, columns)

@@ -4,9 +4,11 @@ from esper.environment.environment import Environment
 from esper.environment.governor import Governor, RollbackReason
 from esper.environment.host_run import gradient_health
 from esper.environment.oracle import Oracle
+from esper.environment.parallel import available_cores
 from esper.environment.record import StepRecord, net_score
 from esper.environment.start import EpisodeStart
 from esper.environment.step import GrowthStep, RewardResult
+from esper.environment.worker_runs import WorkerLostError
 
 __all__ = [
     "Environment",
@@ -17,6 +19,8 @@ __all__ = [
     "RewardResult",
     "RollbackReason",
     "StepRecord",
+    "WorkerLostError",
+    "available_cores",
     "gradient_health",
     "net_score",
 ]

@@ -1,21 +1,21 @@
-"""FLOPs per sample of a host with seeds: forward, training and probes."""
+"""Parameters of a host with seeds, and its FLOPs per sample: forward, training and probes."""
 
 from collections.abc import Callable, Collection, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.blueprints import blueprint
 from esper.flops import Flops, symmetric_flops
-from esper.growth import Mode, SeedSettings
+from esper.growth import GrowingHost, Mode, SeedSettings
 from esper.growth.seed import BlendGate
-from esper.hosts import Host
+from esper.hosts import Host, count_parameters
 from esper.lifecycle import Blend
 
 
 class HostCosts:
-    """FLOPs per sample of a host's segments and seeds.
+    """Parameters of a host and its seeds, and FLOPs per sample of its segments and seeds.
 
     Hosts and blueprints may state their FLOPs; where they do not, torch counts them on the meta device.
     In all methods `seeds` has the costs of the current seeds, by slot.
@@ -33,6 +33,10 @@ class HostCosts:
         self.slots = tuple(slot.name for slot in self._host.slots)
         self._features: dict[str, Tensor] = {}
         self._seeds: dict[tuple[str, str, Blend], Flops] = {}
+        self._seed_parameters: dict[tuple[str, str, Blend], int] = {}
+        self.parameters = count_parameters(self._host)
+        embeddings = [module for module in self._host.modules() if isinstance(module, nn.Embedding)]
+        self.embedding_parameters = sum(module.weight.numel() for module in embeddings)
         counted: list[Flops] = []
         for start, stop in zip((None, *self.slots), (*self.slots, None), strict=True):
             cost, x = _count(self._host.run, x, start, stop)
@@ -58,6 +62,15 @@ class HostCosts:
             gate = BlendGate.flops(channels, topology, positions) if blend is Blend.GATED else Flops()
             self._seeds[key] = body + gate
         return self._seeds[key]
+
+    def seed_parameters(self, slot: str, name: str, blend: Blend) -> int:
+        """The parameters of a seed in a slot, its blend gate included."""
+        key = (slot, name, blend)
+        if key not in self._seed_parameters:
+            with torch.device("meta"):
+                seed = GrowingHost(self._host, coadapt=True).graft(slot, name, blend, rng_seed=0)
+            self._seed_parameters[key] = count_parameters(seed)
+        return self._seed_parameters[key]
 
     def forward(self, seeds: Mapping[str, Flops], settings: SeedSettings, start: str | None = None) -> int:
         """One forward pass, from `start` on with the seed of that slot; None is the whole network."""

@@ -1,9 +1,7 @@
 """N host runs stepped together. Each step applies actions, trains, measures, governs, ticks, rewards and observes."""
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal
 
@@ -16,8 +14,9 @@ from esper.environment.accounting import CostAccounting, batches_for
 from esper.environment.governor import Governor, RollbackReason
 from esper.environment.host_pool import HostPool
 from esper.environment.host_run import HostRun, HostRunOptions, StepPlan
+from esper.environment.host_runs import RunFactory
+from esper.environment.parallel import place_runs
 from esper.environment.record import StepRecord, net_score
-from esper.environment.snapshots import SnapshotStore
 from esper.environment.start import EpisodeStart, initial_slots
 from esper.environment.step import GrowthStep, RewardResult
 from esper.growth import GrowingHost, GrowthOptimizer, Mode, SeedSetting, fossil_settings, seed_settings
@@ -61,7 +60,9 @@ class Environment:
         time_limit: how the last step ends the episode, `terminate` or `truncate`
         precision: 32, bf16 or fp16
         coadapt: whether gradients of blended seeds reach the host's earlier layers
-        threads: environments trained in parallel; None is one for each core
+        workers: processes that train the hosts; 0 is none: threads of this process train them; None is one for each
+            core, and none on a GPU
+        threads: threads that train the hosts if there are no workers; None is one for each core
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Environment:
         time_limit: Literal["terminate", "truncate"],
         precision: Literal[32, "32", "bf16", "fp16"],
         coadapt: bool,
+        workers: int | None,
         threads: int | None,
     ) -> None:
         sizes = {"envs": envs, "steps": steps, "batches": batches, "gradient_stride": gradient_stride}
@@ -102,7 +104,7 @@ class Environment:
         self.space, self.rules, self.data, self.envs, self.steps = space, rules, data, envs, steps
         self.name = data.name
         self.layout = Layout.from_space(space, BASE_WIDTH, SLOT_WIDTH)
-        self._optimizer, self._make_governor, self._reward = optimizer, governor, reward
+        self._make_governor, self._reward = governor, reward
         self._attribution_every, self._time_limit = attribution_every, time_limit
         self._options = HostRunOptions(
             batch, batches, validation_batch, attribution_share, gradient_stride, str(precision), coadapt
@@ -110,9 +112,9 @@ class Environment:
         example, _ = next(data.batches("validation", 1))
         self.host_pool = HostPool(hosts, example, space.slots)
         self.host_pool.check_outputs(data)
-        self._threads = min(envs, threads or os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
-        self._runs: list[HostRun] = []
+        self.factory = RunFactory(hosts, optimizer, data, self._options)
+        self._runs = place_runs(self.factory, envs, workers, threads)
+        self._episodes = 0  # of the current round
 
     @torch.inference_mode(False)  # hosts train here, even if the caller is in inference mode
     def reset(self, episode_seeds: Sequence[int], starts: Sequence[EpisodeStart] | None = None) -> Observation:
@@ -122,25 +124,19 @@ class Environment:
                 f"episode_seeds: {len(episode_seeds)} were given, must be between 1 and environment.envs={self.envs}."
             )
         self._starts = list(starts or [EpisodeStart()] * len(episode_seeds))
-        self._runs = [
-            HostRun(
-                episode_seed,
-                build=partial(self.host_pool.build, episode_seed),
-                optimizer=self._optimizer,
-                data=self.data,
-                options=self._options,
-            )
-            for episode_seed in episode_seeds
-        ]
+        self._episodes = len(episode_seeds)
+        self._runs.start([(episode_seed, self.host_pool.host_name(episode_seed)) for episode_seed in episode_seeds])
         self._slots = initial_slots(self._starts, self.space)
-        self._graft_seeds(self._slots.stage == Stage.FOSSILIZED, self._slots)
-        for run in (run for run, start in zip(self._runs, self._starts, strict=True) if start.frozen):
-            run.model.seeds.requires_grad_(False)
+        fossils = self._slots.stage == Stage.FOSSILIZED
+        self._graft_seeds(fossils, self._slots)
+        for env, start in enumerate(self._starts):
+            if start.frozen:
+                self._runs.change(env, HostRun.freeze_seeds)
         all_envs = torch.ones(len(episode_seeds), dtype=torch.bool)
         self._governor = self._make_governor(envs=len(episode_seeds), chance=math.log(self.data.options))
-        self._snapshots = SnapshotStore(self._runs, self.space.slots)
+        self._save_snapshots(all_envs, self._slots)
         costs = [self.host_pool.costs(episode_seed) for episode_seed in episode_seeds]
-        self._accounting = CostAccounting(self._runs, costs, self.data, self.space.slots, self._options)
+        self._accounting = CostAccounting(costs, self.data, self.space, self._options)
         now = self._measure_untrained(all_envs, self._slots, False)
         self._initial_score = now.score
         self._view = first_view(self.steps, self._slots, now, self._accounting.host_parameters)
@@ -149,7 +145,7 @@ class Environment:
     @torch.inference_mode(False)
     def step(self, action: Tensor) -> GrowthStep:
         """Run one step in each environment; `action` is int64 [envs, heads], on any device."""
-        if not self._runs or self._view.step >= self.steps:
+        if not self._episodes or self._view.step >= self.steps:
             raise RuntimeError("the episode has ended or was not started; call reset first.")
         before, earlier, step = self._slots, self._view.now, self._view.step
         last = step + 1 == self.steps
@@ -157,13 +153,12 @@ class Environment:
         decision = self.space.decode(chosen)
         during, applied = apply(before, chosen, self.space, self.rules)
         self._apply_events(during, applied, earlier.score)
-        self._snapshots.save_fossils(applied.into(Stage.FOSSILIZED), self._governor.is_healthy(), during)
-        seed_parameters = self._accounting.seed_parameters()
+        self._save_fossils(applied.into(Stage.FOSSILIZED), during)
 
-        plans = [self._plan(env, during, step, last) for env in range(len(self._runs))]
         progress = (step / self.steps, (step + 1) / self.steps)
-        measured = self._map_envs(lambda env: self._runs[env].train_and_measure(plans[env], progress))
-        now = self._accounting.unpack_measurements(self._transfer(measured), during, last)
+        plans = {env: self._plan(env, during, step, last) for env in range(self._episodes)}
+        train = {env: partial(HostRun.train_and_measure, plan=plan, progress=progress) for env, plan in plans.items()}
+        now = self._accounting.unpack_measurements(self._compute(train), during, last)
         reason = self._rollback_reason(now.loss, last)
         governed, evicted = during, torch.zeros_like(applied.entered)
         if reason.any():
@@ -173,8 +168,8 @@ class Environment:
         after, ticked = tick(governed, measurements, self.space, self.rules)
         self._remove_pruned(ticked)
         if (step + 1) % self._governor.snapshot_every == 0:
-            self._snapshots.save((reason == 0) & self._governor.is_healthy(), after)
-        ended = torch.full((len(self._runs),), last)
+            self._save_snapshots((reason == 0) & self._governor.is_healthy(), after)
+        ended = torch.full((self._episodes,), last)
         record = StepRecord(
             step=step,
             steps=self.steps,
@@ -187,7 +182,7 @@ class Environment:
             now=now,
             initial_score=self._initial_score,
             host_parameters=self._accounting.host_parameters,
-            seed_parameters=seed_parameters,
+            seed_parameters=self._accounting.seed_parameters(during),
             rollback=reason,
             terminated=ended if self._time_limit == "terminate" else torch.zeros_like(ended),
             truncated=ended if self._time_limit == "truncate" else torch.zeros_like(ended),
@@ -195,7 +190,7 @@ class Environment:
         rewarded = self._reward(record)
         self._slots = after
         self._view = next_view(
-            self._view, after, now, self._accounting.seed_parameters(), decision.op, decision.slot, reason > 0
+            self._view, after, now, self._accounting.seed_parameters(after), decision.op, decision.slot, reason > 0
         )
         return GrowthStep(self._observe(), rewarded.total, rewarded, record.terminated, record.truncated, record)
 
@@ -205,8 +200,9 @@ class Environment:
 
         Only evaluation calls this, once at the end of an episode.
         """
-        tested = self._map_envs(lambda env: self._runs[env].evaluate(self.committed_settings(env), "test"))
-        loss, accuracy = self._transfer(tested).unbind(1)
+        committed = {env: self.committed_settings(env) for env in range(self._episodes)}
+        tests = {env: partial(HostRun.evaluate, settings=seeds, split="test") for env, seeds in committed.items()}
+        loss, accuracy = self._compute(tests).unbind(1)
         return {"loss": loss, "accuracy": accuracy, "score": self.data.score("test", loss, accuracy)}
 
     def flops_spent(self) -> dict[str, Tensor]:
@@ -238,8 +234,9 @@ class Environment:
 
     def effort(self) -> dict[str, float]:
         """Wall-clock seconds of each phase, and training samples, of the episodes so far."""
-        phases = {name: sum(run.seconds[name] for run in self._runs) / self._threads for name in ("train", "measure")}
-        samples = len(self._runs) * self._view.step * self._options.batches * self._options.batch
+        seconds = [self._runs.seconds(env) for env in range(self._episodes)]
+        phases = {name: sum(each[name] for each in seconds) / self._runs.parallel for name in ("train", "measure")}
+        samples = self._episodes * self._view.step * self._options.batches * self._options.batch
         return {**phases, "samples": float(samples)}
 
     def committed_settings(self, env: int) -> dict[str, SeedSetting]:
@@ -247,28 +244,27 @@ class Environment:
         return fossil_settings(self._slots, env, self.space.slots)
 
     def seconds(self, env: int) -> float:
-        """Seconds of thread time that one episode has taken so far."""
-        return sum(self._runs[env].seconds.values())
+        """Seconds of one core that an episode has taken so far."""
+        return sum(self._runs.seconds(env).values())
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        self._runs.close()
 
     @property
     def view(self) -> View:
         return self._view
 
+    def host_run(self, env: int) -> HostRun:
+        """The run of an environment; from a worker process it is a copy."""
+        return self._runs.fetch(env)
+
     def model(self, env: int) -> GrowingHost:
-        return self._runs[env].model
+        """The growing host of an environment; from a worker process it is a copy."""
+        return self.host_run(env).model
 
-    def _map_envs(self, function: Callable[[int], Tensor]) -> list[Tensor]:
-        """Call a function for every environment, in threads; results in order."""
-        if self._pool is None:
-            return [function(env) for env in range(len(self._runs))]
-        return list(self._pool.map(function, range(len(self._runs))))
-
-    def _transfer(self, results: list[Tensor]) -> Tensor:
-        """Copy the results of all environments to the CPU: the only transfer from the device in a step."""
+    def _compute(self, computations: Mapping[int, Callable[[HostRun], Tensor]]) -> Tensor:
+        """Compute with some runs, by environment: [runs, values] on the CPU, the only transfer from the device."""
+        results = self._runs.compute(computations)
         if self.data.device.type == "cuda":
             torch.cuda.synchronize(self.data.device)  # each run has its own stream
         return torch.stack(results).cpu()
@@ -280,7 +276,7 @@ class Environment:
             plan = StepPlan(settings, fossil_settings(during, env, self.space.slots), (), batches)
         else:
             plan = StepPlan(settings, settings, self._slots_to_probe(settings, during, env, step), batches)
-        self._accounting.charge_step(env, plan)
+        self._accounting.charge_step(env, plan, during)
         return plan
 
     def _slots_to_probe(self, settings: dict[str, SeedSetting], during: Slots, env: int, step: int) -> tuple[str, ...]:
@@ -301,13 +297,31 @@ class Environment:
         """Graft the seeds of the slots in `new`, bool [envs, slots]."""
         for env, column in new.nonzero().tolist():
             blueprint = self.space.blueprints[int(slots.blueprint[env, column])]
-            self._runs[env].graft(self.space.slots[column], blueprint, Blend(int(slots.blend[env, column])))
+            seed = {"slot": self.space.slots[column], "blueprint": blueprint}
+            self._runs.change(env, partial(HostRun.graft, **seed, blend=Blend(int(slots.blend[env, column]))))
 
     def _remove_pruned(self, events: Events) -> None:
         pruned = events.into(Stage.PRUNED)
         self._accounting.note_removal(pruned)
         for env, column in pruned.nonzero().tolist():
-            self._runs[env].remove(self.space.slots[column])
+            self._runs.change(env, partial(HostRun.remove, slot=self.space.slots[column]))
+
+    def _save_snapshots(self, envs: Tensor, slots: Slots) -> None:
+        """Replace the snapshots of some hosts, bool [envs], by their present state with their fossils."""
+        for env in _indices(envs):
+            fossils = tuple(fossil_settings(slots, env, self.space.slots))
+            self._runs.change(env, partial(HostRun.save_snapshot, seeds=fossils))
+
+    def _save_fossils(self, new: Tensor, slots: Slots) -> None:
+        """Save new fossils, bool [envs, slots], because a rollback must not lose them.
+
+        A healthy host is saved with them; otherwise only the fossils join its snapshot.
+        """
+        is_healthy = self._governor.is_healthy()
+        self._save_snapshots(new.any(1) & is_healthy, slots)
+        for env in _indices(new.any(1) & ~is_healthy):
+            names = tuple(self.space.slots[column] for column in _indices(new[env]))
+            self._runs.change(env, partial(HostRun.add_to_snapshot, seeds=names))
 
     def _roll_back(
         self, during: Slots, now: HostMeasurements, envs: Tensor, last: bool
@@ -315,7 +329,8 @@ class Environment:
         """Restore the last good snapshot of some hosts, prune their live seeds, and measure them again."""
         slots, events = evict(during, envs, self.rules)
         self._accounting.note_removal(events.into(Stage.PRUNED))
-        self._snapshots.restore(envs)
+        for env in _indices(envs):
+            self._runs.change(env, HostRun.roll_back)
         now = now.where(envs, self._measure_untrained(envs, slots, last))
         self._governor.reset_history(envs, now.loss)
         return slots, now, events.entered
@@ -328,15 +343,20 @@ class Environment:
 
     def _measure_untrained(self, envs: Tensor, slots: Slots, last: bool) -> HostMeasurements:
         """Measure some hosts, bool [envs], with their fossils and without training; NaN for the others."""
-        committed = {env: fossil_settings(slots, env, self.space.slots) for env in envs.nonzero().flatten().tolist()}
+        committed = {env: fossil_settings(slots, env, self.space.slots) for env in _indices(envs)}
         for env, settings in committed.items():
-            self._accounting.charge_validation(env, settings)
-
-        def measure(env: int) -> Tensor:
-            run = self._runs[env]
-            return run.measure(committed[env]) if env in committed else run.empty_measurement()
-
-        return self._accounting.unpack_measurements(self._transfer(self._map_envs(measure)), slots, last)
+            self._accounting.charge_validation(env, settings, slots)
+        measured = self._compute(
+            {env: partial(HostRun.measure, settings=settings) for env, settings in committed.items()}
+        )
+        values = torch.full((self._episodes, measured.shape[1]), torch.nan)
+        values[envs] = measured
+        return self._accounting.unpack_measurements(values, slots, last)
 
     def _observe(self) -> Observation:
         return observe(self._view, legal(self._slots, self.space, self.rules))
+
+
+def _indices(mask: Tensor) -> list[int]:
+    indices: list[int] = mask.nonzero().flatten().tolist()
+    return indices

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.data import Data
-from esper.environment.host_metrics import HostMetrics, batch_sums
-from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, SeedSettings, Snapshot, restore, snapshot
+from esper.environment.host_metrics import batch_sums, means
+from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, SeedSettings, Snapshot, adopt, restore, snapshot
 from esper.hosts import Host
 from esper.lifecycle import Blend
 from esper.rng import derive_seed, make_generator, seeded_init
@@ -96,7 +97,7 @@ class HostRun:
         self._stream = data.stream(options.batch, generator)
         self._slots = tuple(slot.name for slot in host.slots)
         self._grafts = 0
-        self._host_metrics: dict[tuple[str, ...], HostMetrics] = {}
+        self.saved: Snapshot | None = None  # the last good state, for a rollback
         is_cuda = data.device.type == "cuda"
         self._cuda_stream = torch.cuda.Stream(data.device) if is_cuda else None  # type: ignore[no-untyped-call]
         self._scaler = self._new_scaler()
@@ -111,12 +112,23 @@ class HostRun:
         self.optimizer.remove(slot)
         self.model.remove(slot)
 
-    def snapshot(self, keep: Collection[str]) -> Snapshot:
-        return snapshot(self.model, self.optimizer, keep)
+    def freeze_seeds(self) -> None:
+        """Train the present seeds no further."""
+        self.model.seeds.requires_grad_(False)
 
-    def restore(self, saved: Snapshot) -> None:
-        """Restore a snapshot. The optimizer state is cleared, because momentum may have caused the failure."""
-        restore(saved, self.model, self.optimizer)
+    def save_snapshot(self, seeds: Collection[str]) -> None:
+        """Replace the snapshot by the present state of the host and of the seeds in some slots."""
+        self.saved = snapshot(self.model, self.optimizer, seeds)
+
+    def add_to_snapshot(self, seeds: Collection[str]) -> None:
+        """Add the seeds in some slots to the snapshot, and leave its host as it was."""
+        assert self.saved is not None
+        self.saved = adopt(self.saved, snapshot(self.model, self.optimizer, seeds), seeds)
+
+    def roll_back(self) -> None:
+        """Restore the snapshot. The optimizer state is cleared, because momentum may have caused the failure."""
+        assert self.saved is not None
+        restore(self.saved, self.model, self.optimizer)
         self.optimizer.torch.state.clear()
         self._scaler = self._new_scaler()
 
@@ -133,10 +145,6 @@ class HostRun:
                 trained = self._train(plan, *progress)
             with self._clock("measure"):
                 return self._pack({**trained, **self._measure(plan.final, plan.off)})
-
-    def empty_measurement(self) -> Tensor:
-        """The result of `measure` with every value NaN, for a run that is not measured."""
-        return self._pack({})
 
     def measure(self, settings: SeedSettings) -> Tensor:
         """Measure without training; packed like the result of `train_and_measure`."""
@@ -174,40 +182,39 @@ class HostRun:
         return nullcontext() if dtype is None else torch.autocast(self._data.device.type, dtype)
 
     def _train(self, plan: StepPlan, before: float, after: float) -> dict[tuple[str, str], Tensor]:
-        options, model, device = self._options, self.model, self._data.device
-        total: dict[tuple[str, str], Tensor] = {}
+        """Train `plan.batches` batches; the means over them, and the lowest health of gradients."""
+        values: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
         health: dict[str, Tensor] = {}
-
-        def add(owner: str, name: str, value: Tensor) -> None:  # MeanMetric takes a hundred times as long as this sum
-            total[owner, name] = total.get((owner, name), torch.zeros((), device=device)) + value.detach()
 
         def update_health() -> None:
             for owner in self.optimizer.owners:
                 latest = gradient_health(self.optimizer.parameters(owner), self.optimizer.clip)
                 health[owner] = torch.minimum(health.get(owner, latest), latest)
 
+        self.optimizer.zero_grad()
         for index in range(plan.batches):
             x, y = self._stream.next()
             outputs: list[Tensor] = []
             with self._autocast():
-                loss, isolated = model.losses(x, plan.settings, _criterion(y, outputs))
-            joint = torch.stack([loss, *isolated.values()]).sum()
+                loss, isolated = self.model.losses(x, plan.settings, _criterion(y, outputs))
+            joint = torch.stack([loss, *isolated.values()]).sum() if isolated else loss
             (joint if self._scaler is None else self._scaler.scale(joint)).backward()  # type: ignore[no-untyped-call]
             progress = before + (after - before) * index / plan.batches
-            is_due = index % options.gradient_stride == 0
+            is_due = index % self._options.gradient_stride == 0
             norms = self.optimizer.step(progress, self._scaler, update_health if is_due else None)
-            add(HOST_GROUP, "train_loss", loss)
-            add(HOST_GROUP, "train_accuracy", (outputs[0].argmax(-1) == y).float().mean())
+            values[HOST_GROUP, "train_loss"].append(loss.detach())
+            values[HOST_GROUP, "train_accuracy"].append((outputs[0].argmax(-1) == y).sum() / y.numel())
             for owner, norm in norms.items():
-                add(owner, "gradient_norm", norm)
+                values[owner, "gradient_norm"].append(norm)
             for slot, isolated_loss in isolated.items():
-                add(slot, "isolated_gain", loss - isolated_loss)
-        means = {key: value / plan.batches for key, value in total.items()}
-        return {**means, **{(owner, "health"): value for owner, value in health.items()}}
+                values[slot, "isolated_gain"].append(loss.detach() - isolated_loss.detach())
+        self.optimizer.zero_grad()
+        result = {key: torch.stack(each).mean() for key, each in values.items()}
+        return {**result, **{(owner, "health"): value for owner, value in health.items()}}
 
     def _measure(self, settings: SeedSettings, off: Collection[str]) -> dict[tuple[str, str], Tensor]:
-        means, without = self._evaluate(settings, off, "validation")
-        result = {(HOST_GROUP, "loss"): means[0], (HOST_GROUP, "accuracy"): means[1]}
+        whole, without = self._evaluate(settings, off, "validation")
+        result = {(HOST_GROUP, "loss"): whole[0], (HOST_GROUP, "accuracy"): whole[1]}
         score = self._data.score
         for slot, pair in without.items():  # both over the same part of the split
             with_seed, without_seed = (score("validation", part[0], part[1]) for part in pair)
@@ -221,8 +228,8 @@ class HostRun:
         over the probed batches.
         The features before each slot in `off` are cached, so that switching it off only recomputes what follows.
         """
-        model, whole, probed = self.model.eval(), self._metrics(("whole",)), self._metrics(("probed",))
-        without = {slot: self._metrics(("without", slot)) for slot in off}
+        model, whole, probed = self.model.eval(), [], []
+        without: dict[str, list[Tensor]] = {slot: [] for slot in off}
         batch, probes = self._options.validation_batch, self._options.probes(self._data.size(split))
         with torch.no_grad(), self._autocast():
             for index, (x, y) in enumerate(self._data.batches(split, batch)):
@@ -230,22 +237,14 @@ class HostRun:
                 for slot in [slot for slot in self._slots if slot in off and index < probes]:
                     x = cached[slot] = model(x, settings, start, slot)
                     start = slot
-                sums = batch_sums(model(x, settings, start), y)
-                whole.update(sums)
+                whole.append(batch_sums(model(x, settings, start), y))
                 if cached:
-                    probed.update(sums)
+                    probed.append(whole[-1])
                 for slot, features in cached.items():
                     others = {name: setting for name, setting in settings.items() if name != slot}
-                    without[slot].update(batch_sums(model(features, others, slot), y))
+                    without[slot].append(batch_sums(model(features, others, slot), y))
         model.train()
-        return whole.compute(), {slot: (probed.compute(), metrics.compute()) for slot, metrics in without.items()}
-
-    def _metrics(self, key: tuple[str, ...]) -> HostMetrics:
-        """Empty metrics; they are made once, because making some takes longer than using them."""
-        if key not in self._host_metrics:
-            self._host_metrics[key] = HostMetrics().to(self._data.device)
-        self._host_metrics[key].reset()
-        return self._host_metrics[key]
+        return means(whole), {slot: (means(probed), means(sums)) for slot, sums in without.items()}
 
     def _pack(self, measured: Mapping[tuple[str, str], Tensor]) -> Tensor:
         missing = torch.full((), torch.nan, device=self._data.device)

@@ -13,7 +13,7 @@ from esper.evaluation.statistics import Estimate, Strata, estimate
 from esper.records import EpisodeRecord
 
 TASK_GROUPS = ("host", "data", "environment", "optimizer", "lifecycle", "slots", "actions", "governor")
-IGNORED_KEYS = {"environment": ("envs", "threads"), "data": ("device", "root")}  # do not change an episode
+IGNORED_KEYS = {"environment": ("envs", "threads", "workers"), "data": ("device", "root")}  # do not change an episode
 SCORE_FIELDS = ("score", "test_score", "selection_score")
 RESULT_METRICS = {  # title -> (field of a record, format, factor)
     "score": ("score", "{:.2f}", 1.0),

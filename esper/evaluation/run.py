@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from esper.checkpoints.resume import save_config
+from esper.environment import WorkerLostError
 from esper.evaluation.comparison import Comparison
 from esper.evaluation.output import write_results
 from esper.evaluation.provenance import read_provenance
@@ -40,6 +41,8 @@ def evaluate(
         console.print("interrupted; finished episodes are saved; resume with")
         console.print(f"  python -m esper.evaluate resume={directory}", soft_wrap=True)
         selector = None
+    except WorkerLostError as error:
+        raise ValueError(f"{error}; resume with python -m esper.evaluate resume={directory}") from error
     commands = [*read_provenance(directory).commands, command]
     results = write_results(comparison.store.latest, comparison.provenance(commands), directory, console)
     if selector is not None:

@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
 
 from esper.controllers import Controller
 from esper.environment import Environment, EpisodeStart, net_score
@@ -113,7 +112,7 @@ def run_jobs(
                     flops=sum(flops_by_part.values()),
                     flops_by_part=flops_by_part,
                     seconds=environment.seconds(env) + controller_seconds[index] / len(job.episode_seeds),
-                    embedding_parameters=_count_embedding_parameters(environment.model(env).host),
+                    embedding_parameters=environment.host_pool.costs(episode_seeds[env]).embedding_parameters,
                 )
             )  # fmt: skip
     return records
@@ -133,8 +132,3 @@ def _measure_outcome(environment: Environment, test: bool) -> dict[str, torch.Te
         values |= {f"test_{name}": scores for name, scores in tested.items()}
         values["score"] = net_score(tested["score"], outcome["growth"])
     return values
-
-
-def _count_embedding_parameters(host: nn.Module) -> int:
-    """Language models are usually compared without these."""
-    return sum(module.weight.numel() for module in host.modules() if isinstance(module, nn.Embedding))

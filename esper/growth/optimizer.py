@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
+from esper.growth.gradients import FlatGradients
 from esper.growth.model import GrowingHost
 
 HOST_GROUP = "host"  # the owner of the host's parameter groups; a seed's owner is its slot
@@ -75,6 +75,8 @@ class GrowthOptimizer:
         self.clip = math.inf if clip is None else clip
         self._schedule = schedule
         self._base_lr: dict[str, float] = {HOST_GROUP: self.torch.param_groups[0]["lr"]}
+        self._parameters: dict[str, list[nn.Parameter]] = {HOST_GROUP: matrices + vectors}
+        self._gradients: FlatGradients | None = None
         for slot in model.seeds:
             self.add(slot)
 
@@ -82,14 +84,14 @@ class GrowthOptimizer:
         """Add the parameters of a new seed."""
         parameters = list(self._model.seeds[slot].parameters())
         self.torch.add_param_group({"params": parameters, "owner": slot, **self._seed_options})
-        self._base_lr[slot] = self._seed_options["lr"]
+        self._base_lr[slot], self._parameters[slot] = self._seed_options["lr"], parameters
 
     def remove(self, slot: str) -> None:
         """Remove the parameters of a seed and their state."""
         for parameter in self.parameters(slot):
             self.torch.state.pop(parameter, None)
         self.torch.param_groups[:] = [group for group in self.torch.param_groups if group["owner"] != slot]
-        del self._base_lr[slot]
+        del self._base_lr[slot], self._parameters[slot]
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -98,9 +100,12 @@ class GrowthOptimizer:
 
     def parameters(self, owner: str) -> list[nn.Parameter]:
         """The parameters of the host or of one seed."""
-        return [
-            parameter for group in self.torch.param_groups if group["owner"] == owner for parameter in group["params"]
-        ]
+        return self._parameters[owner]
+
+    def zero_grad(self) -> None:
+        """Remove all gradients. Call it before the first batch after a change of seeds or of their settings."""
+        self.torch.zero_grad(set_to_none=True)
+        self._gradients = None
 
     def step(
         self, progress: float, scaler: torch.amp.GradScaler | None = None, watch: Callable[[], None] | None = None
@@ -109,17 +114,17 @@ class GrowthOptimizer:
 
         With a scaler, the order is: unscale, watch, clip, step, update. A seed's non-finite gradients are set to zero
         first, so that they do not make the scaler skip the host's step. `watch` is called before the gradients are
-        clipped.
+        clipped. A parameter without a gradient does not change.
         """
+        if self._gradients is None:
+            self._gradients = FlatGradients(self._parameters)
         if scaler is not None:
             for owner in self.owners[1:]:
-                for parameter in self.parameters(owner):
-                    if parameter.grad is not None:
-                        parameter.grad.nan_to_num_(0.0, 0.0, 0.0)
+                self._gradients.of(owner).nan_to_num_(0.0, 0.0, 0.0)
             scaler.unscale_(self.torch)
         if watch is not None:
             watch()
-        norms = {owner: self._clip_gradients(self.parameters(owner)) for owner in self.owners}
+        norms = self._gradients.clip(self.clip)
         factor = self._schedule(progress)
         for group in self.torch.param_groups:
             group["lr"] = self._base_lr[group["owner"]] * factor
@@ -128,11 +133,5 @@ class GrowthOptimizer:
         else:
             scaler.step(self.torch)
             scaler.update()
-        self.torch.zero_grad(set_to_none=True)
+        self._gradients.zero()
         return norms
-
-    def _clip_gradients(self, parameters: list[nn.Parameter]) -> Tensor:
-        """Clip the gradients of one owner; returns their norm."""
-        if all(parameter.grad is None for parameter in parameters):  # torch would return a CPU tensor
-            return torch.zeros((), device=parameters[0].device)
-        return clip_grad_norm_(parameters, self.clip)

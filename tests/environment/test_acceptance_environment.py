@@ -44,7 +44,7 @@ class RecordingScaler(torch.amp.GradScaler):
 def test_every_host_has_its_own_grad_scaler_and_unscales_before_clipping() -> None:
     env = environment("environment.precision=fp16")
     env.reset([1, 2])
-    mine, other = (run._scaler for run in env._runs)
+    mine, other = (env.host_run(index)._scaler for index in range(2))
     assert mine is not None
     assert other is not None
     assert mine is not other
@@ -81,7 +81,7 @@ def test_a_host_on_a_gpu_uses_its_own_stream_after_the_current_stream(monkeypatc
     monkeypatch.setattr(torch.cuda, "stream", enter_stream)
     env = environment(envs=1)
     env.reset([1])
-    run = env._runs[0]
+    run = env.host_run(0)
     run._cuda_stream = own_stream  # type: ignore[assignment]
     run.measure({})
     assert calls == ["wait for the current stream", "enter", "exit"]
@@ -91,5 +91,5 @@ def test_a_host_on_a_gpu_uses_its_own_stream_after_the_current_stream(monkeypatc
 def test_training_batches_have_the_requested_size(batch: int) -> None:
     env = environment(f"environment.batch={batch}", envs=1)
     env.reset([1])
-    images, labels = env._runs[0]._stream.next()
+    images, labels = env.host_run(0)._stream.next()
     assert len(images) == len(labels) == batch

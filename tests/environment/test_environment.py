@@ -119,9 +119,9 @@ def graft_all_modes(run: HostRun) -> StepPlan:
 def test_training_and_measuring_read_no_value_from_the_device() -> None:
     env = environment()
     env.reset([1, 2])
-    plan = graft_all_modes(env._runs[0])
+    plan = graft_all_modes(env.host_run(0))
     with ReadCounter() as reads:
-        env._runs[0].train_and_measure(plan, (0.1, 0.2))
+        env.host_run(0).train_and_measure(plan, (0.1, 0.2))
     assert reads.count == 0
 
 
@@ -139,12 +139,14 @@ def test_the_number_of_reads_does_not_depend_on_the_number_of_batches() -> None:
 
 
 def test_training_and_measuring_run_on_the_meta_device() -> None:
-    env = environment()
+    env = environment("optimizer.build.fused=false")  # meta has no fused kernel
     data = env.data
     data.splits = {k: Labelled(v.images.to("meta"), v.labels.to("meta")) for k, v in data.splits.items()}
     data._padded, data._mean, data._std = (t.to("meta") for t in (data._padded, data._mean, data._std))
     data.device = torch.device("meta")
-    run = HostRun(None, build=lambda: env.host_pool.build(0), optimizer=env._optimizer, data=data, options=env._options)
+    run = HostRun(
+        None, build=lambda: env.host_pool.build(0), optimizer=env.factory.optimizer, data=data, options=env._options
+    )
     packed = run.train_and_measure(graft_all_modes(run), (0.0, 0.1))
     assert (packed.device.type, packed.shape) == ("meta", (6 + 3 * 4,))
 
@@ -156,7 +158,9 @@ def test_a_text_host_trains_and_is_measured_on_the_meta_device() -> None:
     data = env.data
     data.splits = {name: tokens.to("meta") for name, tokens in data.splits.items()}
     data.device = torch.device("meta")
-    run = HostRun(None, build=lambda: env.host_pool.build(0), optimizer=env._optimizer, data=data, options=env._options)
+    run = HostRun(
+        None, build=lambda: env.host_pool.build(0), optimizer=env.factory.optimizer, data=data, options=env._options
+    )
     run.graft("segment1", "attention", Blend.GATED)
     run.graft("segment2", "mlp_small", Blend.ADD)
     settings = {"segment1": SeedSetting(Mode.BLENDED, 0.5), "segment2": SeedSetting(Mode.ISOLATED, 1.0)}
@@ -198,7 +202,7 @@ def test_contribution_is_the_score_with_the_seed_minus_the_score_without() -> No
     run_script(env, {0: GERMINATE}, steps=4)
     settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
     step = env.step(act(env.space, {"op": "WAIT"}))
-    run = env._runs[0]
+    run = env.host_run(0)
     with_seed, without = (100 * run.evaluate(each, "validation")[1] for each in (settings, {}))
     assert step.record.during.alpha[0, 1] == 1
     assert step.record.now.contribution[0, 1].item() == pytest.approx((with_seed - without).item(), abs=1e-4)
@@ -221,9 +225,9 @@ def test_only_committed_seeds_count_in_the_last_step() -> None:
         assert last.earlier.parameters[0] == last.host_parameters[0] + parameters
         assert last.now.parameters[0] == last.host_parameters[0] + (parameters if is_fossil else 0)
         committed = {"block2": SeedSetting(Mode.BLENDED, 1.0)} if is_fossil else {}
-        accuracy = env._runs[0].evaluate(committed, "validation")[1]
+        accuracy = env.host_run(0).evaluate(committed, "validation")[1]
         assert last.now.accuracy[0] == accuracy
-        assert env.test()["accuracy"][0] == env._runs[0].evaluate(committed, "test")[1]
+        assert env.test()["accuracy"][0] == env.host_run(0).evaluate(committed, "test")[1]
         assert last.terminated.all()
         assert not last.truncated.any()
 
@@ -250,9 +254,9 @@ def test_a_probe_is_charged_for_its_batches(share: float) -> None:
     env = environment(f"environment.attribution_share={share}", envs=1)
     run_script(env, {0: GERMINATE}, steps=4)
     settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
-    plan, run = StepPlan(settings, settings, ("block2",), 2), env._runs[0]
+    plan, run = StepPlan(settings, settings, ("block2",), 2), env.host_run(0)
     before = env._accounting.total_flops
-    env._accounting.charge_step(0, plan)
+    env._accounting.charge_step(0, plan, env._slots)
     with FlopCounterMode(display=False) as counter:
         run.train_and_measure(plan, (0.4, 0.5))
     assert (env._accounting.total_flops - before).item() == pytest.approx(counter.get_total_flops(), rel=0.12)

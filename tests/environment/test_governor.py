@@ -5,6 +5,7 @@ import torch
 
 from esper.config import load_preset
 from esper.environment import Environment, Governor, GrowthStep, RollbackReason
+from esper.growth import Snapshot
 from esper.lifecycle import Stage
 from tests.fixtures_environment import environment
 from tests.lifecycle.fixtures_slots import act
@@ -55,6 +56,11 @@ def set_weights_to_nan(env: Environment, index: int) -> None:
             parameter.fill_(torch.nan)
 
 
+def snapshots(env: Environment) -> list[Snapshot]:
+    saved = [env.host_run(index).saved for index in range(2)]
+    return [each for each in saved if each is not None]
+
+
 def run_to(env: Environment, script: dict[int, dict[str, str]], steps: int) -> list[GrowthStep]:
     env.reset([1, 2])
     return [env.step(act(env.space, script.get(t, WAIT), script.get(t, WAIT))) for t in range(steps)]
@@ -75,7 +81,7 @@ def test_a_non_finite_host_is_restored_and_the_penalty_is_part_of_that_steps_rew
     assert not step.record.entered[1, 1, Stage.PRUNED]
     assert list(env.model(0).seeds) == []
     assert list(env.model(1).seeds) == ["block2"]
-    assert not env._runs[0].optimizer.torch.state
+    assert not env.host_run(0).optimizer.torch.state
     following = env.step(act(env.space, WAIT, WAIT))  # the episode continues
     assert following.record.rollback.tolist() == [0, 0]
     assert following.rewarded.parts["rollback"].tolist() == [0.0, 0.0]
@@ -86,14 +92,14 @@ def test_a_rollback_restores_fossils_even_those_of_the_same_step() -> None:
         env = environment()
         run_to(env, {0: GERMINATE, 6: {"op": "FOSSILIZE", "slot": "block2"}}, steps_before)
         action = {7: WAIT, 6: {"op": "FOSSILIZE", "slot": "block2"}}[steps_before]
-        original = env._runs[0]._train
+        original = env.host_run(0)._train
 
         def train_then_fail(*arguments, original=original, env=env):  # type: ignore[no-untyped-def]
             result = original(*arguments)
             set_weights_to_nan(env, 0)
             return result
 
-        env._runs[0]._train = train_then_fail  # type: ignore[method-assign]
+        env.host_run(0)._train = train_then_fail  # type: ignore[method-assign]
         step = env.step(act(env.space, action, action))
         assert step.record.rollback.tolist() == [RollbackReason.NON_FINITE, 0]
         assert list(env.model(0).seeds) == ["block2"]
@@ -113,14 +119,13 @@ def test_a_huge_learning_rate_causes_a_rollback() -> None:
 def test_only_healthy_hosts_are_saved_and_each_has_one_snapshot() -> None:
     env = environment("governor.snapshot_every=1")
     run_to(env, {}, 2)
-    earlier = list(env._snapshots.snapshots)
+    earlier = snapshots(env)
     set_weights_to_nan(env, 0)
     env.step(act(env.space, WAIT, WAIT))
-    snapshots = env._snapshots.snapshots
-    assert snapshots[0] is earlier[0]
-    assert snapshots[1] is not earlier[1]
-    assert len(snapshots) == 2
-    assert all(value.isfinite().all() and value.device.type == "cpu" for value in snapshots[0].weights.values())
+    saved = snapshots(env)
+    assert saved[0] is earlier[0]
+    assert saved[1] is not earlier[1]
+    assert all(value.isfinite().all() and value.device.type == "cpu" for value in saved[0].weights.values())
 
 
 def test_a_rollback_resets_the_loss_history() -> None:
@@ -136,18 +141,18 @@ def test_a_rollback_resets_the_loss_history() -> None:
 def test_a_fossil_of_an_unhealthy_host_is_saved_without_the_host() -> None:
     env = environment()
     run_to(env, {0: GERMINATE}, 6)
-    good = env._snapshots.snapshots[0]
+    good = snapshots(env)[0]
     env._governor._strikes[0] = 1
     with torch.no_grad():
         env.model(0).host.segments[-1][-1].bias += 200
     new = torch.tensor([[False, True, False], [False, False, False]])
-    env._snapshots.save_fossils(new, env._governor.is_healthy(), env._slots)
-    saved = env._snapshots.snapshots[0]
+    env._save_fossils(new, env._slots)
+    saved = snapshots(env)[0]
     assert saved.seeds == {**good.seeds, "block2": ("conv_light", 0)}
     bias = next(name for name in good.weights if name.startswith("host.segments.3") and name.endswith("bias"))
     assert torch.equal(saved.weights[bias], good.weights[bias])
     assert "seeds.block2.body.branch.0.weight" in saved.weights
-    env._runs[0].restore(saved)
+    env.host_run(0).roll_back()
     assert list(env.model(0).seeds) == ["block2"]
 
 

@@ -1,0 +1,92 @@
+"""Where the host runs of a round are: in this process, computed by threads, or in worker processes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from esper.data import Data
+from esper.environment.host_run import HostRun, HostRunOptions
+from esper.growth import GrowingHost, GrowthOptimizer
+from esper.hosts import Host
+
+Change = Callable[[HostRun], None]  # such as partial(HostRun.remove, slot="block1")
+Computation = Callable[[HostRun], Tensor]  # such as partial(HostRun.evaluate, settings={}, split="test")
+
+
+@dataclass(frozen=True)
+class RunFactory:
+    """Builds host runs, in any process."""
+
+    hosts: Mapping[str, Callable[[], Host]]
+    optimizer: Callable[[GrowingHost], GrowthOptimizer]
+    data: Data
+    options: HostRunOptions
+
+    def build(self, episode_seed: int, host: str) -> HostRun:
+        """The run of an episode at its start; `host` is the name of its host."""
+        return HostRun(
+            episode_seed, build=self.hosts[host], optimizer=self.optimizer, data=self.data, options=self.options
+        )
+
+
+class HostRuns(Protocol):
+    """The host runs of a round, one for each environment."""
+
+    parallel: int  # runs that are computed at the same time
+
+    def start(self, episodes: Sequence[tuple[int, str]]) -> None:
+        """Replace all runs by new ones: the episode seed and the name of the host of each environment."""
+
+    def change(self, env: int, change: Change) -> None:
+        """Change a run before its next computation; changes are made in order."""
+
+    def compute(self, computations: Mapping[int, Computation]) -> list[Tensor]:
+        """Compute with some runs in parallel, by environment; results in the order of the mapping."""
+
+    def fetch(self, env: int) -> HostRun:
+        """The run of an environment; from a worker process it is a copy."""
+
+    def seconds(self, env: int) -> dict[str, float]:
+        """Seconds that a run has taken so far, by phase."""
+
+    def close(self) -> None: ...
+
+
+class LocalRuns:
+    """Host runs in this process.
+
+    Arguments:
+        factory: builds the runs
+        threads: runs that are computed at the same time
+    """
+
+    def __init__(self, factory: RunFactory, threads: int) -> None:
+        self.parallel = threads
+        self._factory = factory
+        self._runs: list[HostRun] = []
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def start(self, episodes: Sequence[tuple[int, str]]) -> None:
+        self._runs = [self._factory.build(*episode) for episode in episodes]
+
+    def change(self, env: int, change: Change) -> None:
+        change(self._runs[env])
+
+    def compute(self, computations: Mapping[int, Computation]) -> list[Tensor]:
+        def compute_one(env: int) -> Tensor:
+            return computations[env](self._runs[env])
+
+        return list(map(compute_one, computations) if self._pool is None else self._pool.map(compute_one, computations))
+
+    def fetch(self, env: int) -> HostRun:
+        return self._runs[env]
+
+    def seconds(self, env: int) -> dict[str, float]:
+        return self._runs[env].seconds
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
