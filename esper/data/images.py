@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.data.splits import Shuffle, stratified_split
+from esper.data.splits import Shuffle, interleave_classes, stratified_split
 from esper.data.store import DataError
 
 SIDE = 32  # pixels per side at full resolution
@@ -101,7 +101,7 @@ class ImageData:
         tested, _ = stratified_split(unseen.labels, test, None, keys=("data.test", "data.test"), **sizes)
         self.splits = {
             "train": self._to_device(known.take(training)),
-            "validation": self._to_device(known.take(held_out)),
+            "validation": self._to_device(known.take(held_out[interleave_classes(known.labels[held_out])])),
             "test": self._to_device(unseen.take(tested)),
         }
         around = (self._pad, self._pad, self._pad, self._pad)

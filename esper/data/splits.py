@@ -34,6 +34,15 @@ def stratified_split(
     return torch.cat(first_set).sort().values, torch.cat(second_set).sort().values
 
 
+def interleave_classes(labels: Tensor) -> Tensor:
+    """An order of `labels` [n] in which every part from the start has all classes equally often, up to one sample."""
+    by_class = labels.argsort(stable=True)
+    counts = torch.bincount(labels)
+    rank = torch.empty_like(labels)  # of each sample in its class
+    rank[by_class] = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[by_class]]
+    return (rank * len(counts) + labels).argsort()
+
+
 def _class_sizes(size: int, classes: int) -> list[int]:
     """`size` divided among the classes as evenly as possible."""
     return [size // classes + (index < size % classes) for index in range(classes)]

@@ -42,11 +42,11 @@ class CostAccounting:
         seeds, costs, options = self._seed_costs(env, slots), self._costs[env], self._options
         flops = self.flops_by_part
         train_samples, validation_samples = options.batch * plan.batches, self._data.size("validation")
-        probe_samples = min(validation_samples, options.probes(validation_samples) * options.validation_batch)
         flops["training"][env] += costs.train(seeds, plan.settings) * train_samples
         flops["isolated"][env] += costs.isolated(seeds, plan.settings) * train_samples
-        flops["validation"][env] += costs.forward(seeds, plan.final) * validation_samples
-        flops["probes"][env] += costs.probe(seeds, plan.final, plan.off) * probe_samples
+        if plan.measure:
+            flops["validation"][env] += costs.forward(seeds, plan.final) * validation_samples
+            flops["probes"][env] += costs.probe(seeds, plan.final, plan.off) * options.probes(validation_samples)
 
     def charge_validation(self, env: int, settings: SeedSettings, slots: Slots) -> None:
         """Charge one validation pass without training."""

@@ -17,13 +17,13 @@ from esper.environment.host_run import HostRun, HostRunOptions, StepPlan
 from esper.environment.host_runs import RunFactory
 from esper.environment.parallel import place_runs
 from esper.environment.record import StepRecord, net_score
+from esper.environment.run_changes import RunChanges, indices
 from esper.environment.start import EpisodeStart, initial_slots
 from esper.environment.step import GrowthStep, RewardResult
 from esper.growth import GrowingHost, GrowthOptimizer, Mode, SeedSetting, fossil_settings, seed_settings
 from esper.hosts import Host
 from esper.lifecycle import (
     ActionSpace,
-    Blend,
     Events,
     Layout,
     Rules,
@@ -55,7 +55,7 @@ class Environment:
         batches: training batches in a step
         validation_batch: samples in a batch of validation and test
         attribution_every: steps between measurements of contribution; 0 is never
-        attribution_share: share of the validation split that measures contribution
+        attribution_share: share of the validation split, from its start, that measures contribution
         gradient_stride: batches between measurements of gradient health
         time_limit: how the last step ends the episode, `terminate` or `truncate`
         precision: 32, bf16 or fp16
@@ -127,14 +127,12 @@ class Environment:
         self._episodes = len(episode_seeds)
         self._runs.start([(episode_seed, self.host_pool.host_name(episode_seed)) for episode_seed in episode_seeds])
         self._slots = initial_slots(self._starts, self.space)
-        fossils = self._slots.stage == Stage.FOSSILIZED
-        self._graft_seeds(fossils, self._slots)
-        for env, start in enumerate(self._starts):
-            if start.frozen:
-                self._runs.change(env, HostRun.freeze_seeds)
+        self._changes = RunChanges(self._runs, self.space, self._episodes)
+        self._changes.graft(self._slots.stage == Stage.FOSSILIZED, self._slots)
+        self._changes.freeze_seeds(torch.tensor([start.frozen for start in self._starts]))
         all_envs = torch.ones(len(episode_seeds), dtype=torch.bool)
         self._governor = self._make_governor(envs=len(episode_seeds), chance=math.log(self.data.options))
-        self._save_snapshots(all_envs, self._slots)
+        self._changes.save_snapshots(all_envs, self._slots)
         costs = [self.host_pool.costs(episode_seed) for episode_seed in episode_seeds]
         self._accounting = CostAccounting(costs, self.data, self.space, self._options)
         now = self._measure_untrained(all_envs, self._slots, False)
@@ -153,7 +151,7 @@ class Environment:
         decision = self.space.decode(chosen)
         during, applied = apply(before, chosen, self.space, self.rules)
         self._apply_events(during, applied, earlier.score)
-        self._save_fossils(applied.into(Stage.FOSSILIZED), during)
+        self._changes.save_fossils(applied.into(Stage.FOSSILIZED), self._governor.is_healthy(), during)
 
         progress = (step / self.steps, (step + 1) / self.steps)
         plans = {env: self._plan(env, during, step, last) for env in range(self._episodes)}
@@ -168,7 +166,7 @@ class Environment:
         after, ticked = tick(governed, measurements, self.space, self.rules)
         self._remove_pruned(ticked)
         if (step + 1) % self._governor.snapshot_every == 0:
-            self._save_snapshots((reason == 0) & self._governor.is_healthy(), after)
+            self._changes.save_snapshots((reason == 0) & self._governor.is_healthy(), after)
         ended = torch.full((self._episodes,), last)
         record = StepRecord(
             step=step,
@@ -272,10 +270,9 @@ class Environment:
     def _plan(self, env: int, during: Slots, step: int, last: bool) -> StepPlan:
         settings = seed_settings(during, env, self.space.slots)
         batches = self._starts[env].batches_in_step(step, self.steps, self._options.batches)
-        if last:
-            plan = StepPlan(settings, fossil_settings(during, env, self.space.slots), (), batches)
-        else:
-            plan = StepPlan(settings, settings, self._slots_to_probe(settings, during, env, step), batches)
+        final = fossil_settings(during, env, self.space.slots) if last else settings
+        off = () if last else self._slots_to_probe(settings, during, env, step)
+        plan = StepPlan(settings, final, off, batches, measure=self._changes.must_measure(env, batches, (final, off)))
         self._accounting.charge_step(env, plan, during)
         return plan
 
@@ -291,37 +288,12 @@ class Environment:
         self._remove_pruned(applied)
         new = applied.into(Stage.GERMINATED)
         self._accounting.note_germination(new, score)
-        self._graft_seeds(new, during)
-
-    def _graft_seeds(self, new: Tensor, slots: Slots) -> None:
-        """Graft the seeds of the slots in `new`, bool [envs, slots]."""
-        for env, column in new.nonzero().tolist():
-            blueprint = self.space.blueprints[int(slots.blueprint[env, column])]
-            seed = {"slot": self.space.slots[column], "blueprint": blueprint}
-            self._runs.change(env, partial(HostRun.graft, **seed, blend=Blend(int(slots.blend[env, column]))))
+        self._changes.graft(new, during)
 
     def _remove_pruned(self, events: Events) -> None:
         pruned = events.into(Stage.PRUNED)
         self._accounting.note_removal(pruned)
-        for env, column in pruned.nonzero().tolist():
-            self._runs.change(env, partial(HostRun.remove, slot=self.space.slots[column]))
-
-    def _save_snapshots(self, envs: Tensor, slots: Slots) -> None:
-        """Replace the snapshots of some hosts, bool [envs], by their present state with their fossils."""
-        for env in _indices(envs):
-            fossils = tuple(fossil_settings(slots, env, self.space.slots))
-            self._runs.change(env, partial(HostRun.save_snapshot, seeds=fossils))
-
-    def _save_fossils(self, new: Tensor, slots: Slots) -> None:
-        """Save new fossils, bool [envs, slots], because a rollback must not lose them.
-
-        A healthy host is saved with them; otherwise only the fossils join its snapshot.
-        """
-        is_healthy = self._governor.is_healthy()
-        self._save_snapshots(new.any(1) & is_healthy, slots)
-        for env in _indices(new.any(1) & ~is_healthy):
-            names = tuple(self.space.slots[column] for column in _indices(new[env]))
-            self._runs.change(env, partial(HostRun.add_to_snapshot, seeds=names))
+        self._changes.remove(pruned)
 
     def _roll_back(
         self, during: Slots, now: HostMeasurements, envs: Tensor, last: bool
@@ -329,8 +301,7 @@ class Environment:
         """Restore the last good snapshot of some hosts, prune their live seeds, and measure them again."""
         slots, events = evict(during, envs, self.rules)
         self._accounting.note_removal(events.into(Stage.PRUNED))
-        for env in _indices(envs):
-            self._runs.change(env, HostRun.roll_back)
+        self._changes.roll_back(envs)
         now = now.where(envs, self._measure_untrained(envs, slots, last))
         self._governor.reset_history(envs, now.loss)
         return slots, now, events.entered
@@ -343,7 +314,7 @@ class Environment:
 
     def _measure_untrained(self, envs: Tensor, slots: Slots, last: bool) -> HostMeasurements:
         """Measure some hosts, bool [envs], with their fossils and without training; NaN for the others."""
-        committed = {env: fossil_settings(slots, env, self.space.slots) for env in _indices(envs)}
+        committed = {env: fossil_settings(slots, env, self.space.slots) for env in indices(envs)}
         for env, settings in committed.items():
             self._accounting.charge_validation(env, settings, slots)
         measured = self._compute(
@@ -355,8 +326,3 @@ class Environment:
 
     def _observe(self) -> Observation:
         return observe(self._view, legal(self._slots, self.space, self.rules))
-
-
-def _indices(mask: Tensor) -> list[int]:
-    indices: list[int] = mask.nonzero().flatten().tolist()
-    return indices

@@ -49,8 +49,8 @@ class HostRunOptions:
     coadapt: bool  # whether gradients of blended seeds reach the host's earlier layers
 
     def probes(self, size: int) -> int:
-        """Number of batches of a split of `size` samples that are run again with a seed switched off."""
-        return math.ceil(math.ceil(size / self.validation_batch) * self.attribution_share)
+        """Number of samples, from the first of a split of `size`, that are run again with a seed switched off."""
+        return math.ceil(size * self.attribution_share)
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class StepPlan:
     final: SeedSettings  # of the seeds during validation
     off: tuple[str, ...]  # slots whose contribution is measured
     batches: int  # training batches
+    measure: bool = True  # false: nothing can have changed since the step before, whose measurement is returned
 
 
 class HostRun:
@@ -101,6 +102,7 @@ class HostRun:
         is_cuda = data.device.type == "cuda"
         self._cuda_stream = torch.cuda.Stream(data.device) if is_cuda else None  # type: ignore[no-untyped-call]
         self._scaler = self._new_scaler()
+        self._measured: dict[tuple[str, str], Tensor] = {}  # by the latest step
         self.seconds = {"train": 0.0, "measure": 0.0}  # so far; on a GPU only the time of the CPU
 
     def graft(self, slot: str, blueprint: str, blend: Blend) -> None:
@@ -144,7 +146,9 @@ class HostRun:
             with self._clock("train"):
                 trained = self._train(plan, *progress)
             with self._clock("measure"):
-                return self._pack({**trained, **self._measure(plan.final, plan.off)})
+                if plan.measure:
+                    self._measured = self._measure(plan.final, plan.off)
+                return self._pack({**trained, **self._measured})
 
     def measure(self, settings: SeedSettings) -> Tensor:
         """Measure without training; packed like the result of `train_and_measure`."""
@@ -191,7 +195,6 @@ class HostRun:
                 latest = gradient_health(self.optimizer.parameters(owner), self.optimizer.clip)
                 health[owner] = torch.minimum(health.get(owner, latest), latest)
 
-        self.optimizer.zero_grad()
         for index in range(plan.batches):
             x, y = self._stream.next()
             outputs: list[Tensor] = []
@@ -201,14 +204,14 @@ class HostRun:
             (joint if self._scaler is None else self._scaler.scale(joint)).backward()  # type: ignore[no-untyped-call]
             progress = before + (after - before) * index / plan.batches
             is_due = index % self._options.gradient_stride == 0
-            norms = self.optimizer.step(progress, self._scaler, update_health if is_due else None)
+            watch = update_health if is_due else None
+            norms = self.optimizer.step(progress, self._scaler, watch, keep_buffer=index + 1 < plan.batches)
             values[HOST_GROUP, "train_loss"].append(loss.detach())
             values[HOST_GROUP, "train_accuracy"].append((outputs[0].argmax(-1) == y).sum() / y.numel())
             for owner, norm in norms.items():
                 values[owner, "gradient_norm"].append(norm)
             for slot, isolated_loss in isolated.items():
                 values[slot, "isolated_gain"].append(loss.detach() - isolated_loss.detach())
-        self.optimizer.zero_grad()
         result = {key: torch.stack(each).mean() for key, each in values.items()}
         return {**result, **{(owner, "health"): value for owner, value in health.items()}}
 
@@ -225,16 +228,16 @@ class HostRun:
         self, settings: SeedSettings, off: Collection[str], split: str
     ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
         """Mean loss and accuracy [2]: with all seeds, and for each slot in `off` a pair, with and without its seed,
-        over the probed batches.
+        over the probed samples.
         The features before each slot in `off` are cached, so that switching it off only recomputes what follows.
         """
         model, whole, probed = self.model.eval(), [], []
         without: dict[str, list[Tensor]] = {slot: [] for slot in off}
-        batch, probes = self._options.validation_batch, self._options.probes(self._data.size(split))
+        probed_slots = [slot for slot in self._slots if slot in off]
         with torch.no_grad(), self._autocast():
-            for index, (x, y) in enumerate(self._data.batches(split, batch)):
+            for x, y, is_probed in self._validation_batches(split, bool(off)):
                 cached, start = {}, None
-                for slot in [slot for slot in self._slots if slot in off and index < probes]:
+                for slot in probed_slots if is_probed else ():
                     x = cached[slot] = model(x, settings, start, slot)
                     start = slot
                 whole.append(batch_sums(model(x, settings, start), y))
@@ -245,6 +248,16 @@ class HostRun:
                     without[slot].append(batch_sums(model(features, others, slot), y))
         model.train()
         return means(whole), {slot: (means(probed), means(sums)) for slot, sums in without.items()}
+
+    def _validation_batches(self, split: str, probe: bool) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """The batches of a split, each with whether it is probed; one may be divided where the probes end."""
+        left = self._options.probes(self._data.size(split)) if probe else 0
+        for x, y in self._data.batches(split, self._options.validation_batch):
+            if left:
+                yield x[:left], y[:left], True
+            if left < len(y):
+                yield x[left:], y[left:], False
+            left = max(0, left - len(y))
 
     def _pack(self, measured: Mapping[tuple[str, str], Tensor]) -> Tensor:
         missing = torch.full((), torch.nan, device=self._data.device)

@@ -103,18 +103,24 @@ class GrowthOptimizer:
         return self._parameters[owner]
 
     def zero_grad(self) -> None:
-        """Remove all gradients. Call it before the first batch after a change of seeds or of their settings."""
+        """Remove all gradients and their buffer."""
         self.torch.zero_grad(set_to_none=True)
         self._gradients = None
 
     def step(
-        self, progress: float, scaler: torch.amp.GradScaler | None = None, watch: Callable[[], None] | None = None
+        self,
+        progress: float,
+        scaler: torch.amp.GradScaler | None = None,
+        watch: Callable[[], None] | None = None,
+        *,
+        keep_buffer: bool = False,
     ) -> dict[str, Tensor]:
         """Clip, step and zero the gradients; returns each owner's gradient norm before clipping, on its device.
 
         With a scaler, the order is: unscale, watch, clip, step, update. A seed's non-finite gradients are set to zero
         first, so that they do not make the scaler skip the host's step. `watch` is called before the gradients are
-        clipped. A parameter without a gradient does not change.
+        clipped. A parameter without a gradient does not change. `keep_buffer` saves time if the next backward pass
+        reaches the same parameters: they keep the memory of their gradients, set to zero.
         """
         if self._gradients is None:
             self._gradients = FlatGradients(self._parameters)
@@ -133,5 +139,8 @@ class GrowthOptimizer:
         else:
             scaler.step(self.torch)
             scaler.update()
-        self._gradients.zero()
+        if keep_buffer:
+            self._gradients.zero()
+        else:
+            self.zero_grad()
         return norms

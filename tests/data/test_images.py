@@ -97,10 +97,24 @@ def test_a_stream_has_every_image_once_per_pass() -> None:
     assert not torch.equal(torch.cat(first), torch.cat(second))
 
 
+def test_the_batches_of_a_stream_do_not_depend_on_how_many_are_prepared_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = []
+    for size in (1, 2**18, 2**30):  # one batch, several, more than a pass over the data
+        monkeypatch.setattr("esper.data.images.CHUNK_BYTES", size)
+        stream = data().stream(20, make_generator("data", 0))
+        drawn.append([stream.next() for _ in range(40)])
+    for other in drawn[1:]:
+        for (x, y), (other_x, other_y) in zip(drawn[0], other, strict=True):
+            assert torch.equal(x, other_x)
+            assert torch.equal(y, other_y)
+
+
 def test_augmented_images_are_crops_of_the_padded_image_possibly_flipped() -> None:
     images = data(train=10)
     index = torch.arange(10).repeat(40)
-    x, y = images.augment(index, make_generator("data", 0))
+    x, y = images.crop(index, *images.draw_crops(len(index), make_generator("data", 0)))
     assert torch.equal(y, images.splits["train"].labels[index])
     black = (0 - 127.5) / 63.75
     source, _ = next(images.batches("train", 10))

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.config import build_environment
 from esper.controllers import RandomController, ReplayController
 from esper.data.images import Labelled
-from esper.environment import Environment, GrowthStep, StepRecord
+from esper.environment import Environment, EpisodeStart, GrowthStep, StepRecord
 from esper.environment.host_run import HostRun, StepPlan
 from esper.evaluation.costs import growth_tables
 from esper.evaluation.document import ReportTable
@@ -197,15 +197,33 @@ def test_contribution_is_measured_only_where_a_live_seed_is_blended() -> None:
     assert records[3].now.contribution[0, 1].isfinite()
 
 
-def test_contribution_is_the_score_with_the_seed_minus_the_score_without() -> None:
-    env = environment(envs=1)
+@pytest.mark.parametrize("share", [0.25, 0.63, 1.0])  # of 100 images, in batches of 50
+def test_contribution_is_the_score_with_the_seed_minus_the_score_without(share: float) -> None:
+    env = environment(f"environment.attribution_share={share}", envs=1)
     run_script(env, {0: GERMINATE}, steps=4)
-    settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
+    on = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
     step = env.step(act(env.space, {"op": "WAIT"}))
-    run = env.host_run(0)
-    with_seed, without = (100 * run.evaluate(each, "validation")[1] for each in (settings, {}))
+    model, (x, y) = env.model(0).eval(), next(env.data.batches("validation", round(100 * share)))
+    with torch.no_grad():
+        with_seed, without = ((model(x, each).argmax(1) == y).float().mean() for each in (on, {}))
     assert step.record.during.alpha[0, 1] == 1
-    assert step.record.now.contribution[0, 1].item() == pytest.approx((with_seed - without).item(), abs=1e-4)
+    assert step.record.now.contribution[0, 1].item() == pytest.approx(100 * (with_seed - without).item(), abs=1e-4)
+    assert y.bincount().max() - y.bincount().min() <= 1, "classes are balanced in every share"
+
+
+def test_a_host_that_cannot_have_changed_is_not_measured_again() -> None:
+    env = environment(envs=1)
+    env.reset([3], [EpisodeStart(fossils={"block1": ("conv_light", "ADD")}, batches=5)])  # a batch in every other step
+    evaluate, measured = env.host_run(0)._evaluate, []
+    env.host_run(0)._evaluate = lambda *arguments: measured.append(env.view.step) or evaluate(*arguments)  # type: ignore[func-returns-value,method-assign]
+    flops, losses = [env.flops_spent()["validation"].item()], []
+    for _ in range(env.steps):
+        losses.append(env.step(act(env.space, {"op": "WAIT"})).record.now.loss.item())
+        flops.append(env.flops_spent()["validation"].item())
+    trained = [step for step in range(10) if EpisodeStart(batches=5).batches_in_step(step, 10, 0)]
+    assert measured == [0, *trained]
+    assert [step for step in range(10) if flops[step + 1] > flops[step]] == measured
+    assert all((losses[step] == losses[step - 1]) == (step not in measured) for step in range(1, 10))
 
 
 def test_contribution_is_measured_every_few_steps_or_never() -> None:

@@ -146,7 +146,7 @@ def test_a_fossil_of_an_unhealthy_host_is_saved_without_the_host() -> None:
     with torch.no_grad():
         env.model(0).host.segments[-1][-1].bias += 200
     new = torch.tensor([[False, True, False], [False, False, False]])
-    env._save_fossils(new, env._slots)
+    env._changes.save_fossils(new, env._governor.is_healthy(), env._slots)
     saved = snapshots(env)[0]
     assert saved.seeds == {**good.seeds, "block2": ("conv_light", 0)}
     bias = next(name for name in good.weights if name.startswith("host.segments.3") and name.endswith("bias"))
