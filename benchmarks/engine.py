@@ -1,122 +1,122 @@
 """The speed of the environment that trains N hosts, as ratios measured in one interleaved run.
 
-    python benchmarks/engine.py            about five minutes on two cores; nothing is downloaded
+    python benchmarks/engine.py            about three minutes on two cores; nothing is downloaded
+    python benchmarks/engine.py --tasks cifar_ppo --repeats 10
 
-- limit: bare training loops with the same architecture, memory layout, optimizer, data and number of samples, at the
-  best batch size: one model with all threads, or one model per core
-- naive: hosts one after the other, contiguous memory layout, default threads, a DataLoader, a separate pass for each
-  attribution
+A row is a task without seeds, or with three blended seeds whose contributions are measured in every step. Columns:
+
+- train / limit: training batches of one host against a bare loop with the same network, data stream, memory format and
+  fused optimizer, which neither clips nor measures anything; one thread each
+- env / plain: whole steps of all hosts, with validation and contributions, in one worker process for each core, against
+  a plain training loop in contiguous (NCHW) memory format with torch's own threads, which trains the same networks on
+  the same samples and measures nothing
+- workers / threads: workers against threads of one process
+- workers / one: all workers against a single one
+- episodes / hour: episodes of 20 steps with the workers
+- memory: proportional memory of this process and the workers
 """
 
 import argparse
 import os
-import resource
 import statistics
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from multiprocessing import active_children
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from omegaconf import DictConfig
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from rich.console import Console
+from rich.table import Table
 
 from esper.config import build, build_environment, compose_config
-from esper.data import Data
 from esper.environment import Environment
-from esper.environment.host_run import StepPlan
-from esper.growth import GrowingHost, Mode, SeedSetting, SeedSettings
-from esper.hosts import Host
+from esper.environment.host_run import HostRun, StepPlan
+from esper.environment.host_runs import HostRuns
+from esper.environment.parallel import available_cores, place_runs
+from esper.growth import Mode, SeedSetting
 from esper.hosts.cnn import ChannelsLast
 from esper.lifecycle import Blend
 from esper.rng import make_generator
 
-ENVS = 8
-CORES = os.cpu_count() or 1
-TASKS = {  # overrides, training batches in a step, blueprint of the live seeds
-    "CNN, batch 128": (["host=cifar_baseline", "data=synthetic_images", "environment.batch=128"], 10, "conv_light"),
-    "GPT, batch 16": (
-        [
-            "host=tinystories_small",
-            "data=synthetic_stories",
-            "optimizer=adamw",
-            "environment.batch=16",
-            "environment.validation_batch=32",
-        ],
-        6,
-        "mlp_small",
-    ),
+STEPS = 20  # of an episode
+IMAGES = ["data=synthetic_images", "data.train=10000", "data.validation=2000"]
+TEXT = ["data=synthetic_stories", "optimizer=adamw", "environment.batch=16", "environment.validation_batch=32"]
+TASKS = {  # overrides, hosts, training batches in a step, blueprint of the seeds
+    "cifar_ppo": (["+experiment=cifar_ppo", *IMAGES, "data.resolution=16"], 8, 16, "conv_light"),
+    "32x32, batch 128": (["host=cifar_baseline", *IMAGES, "environment.batch=128"], 4, 8, "conv_light"),
+    "GPT, batch 16": (["host=tinystories_small", *TEXT], 4, 6, "mlp_small"),
 }
+COLUMNS = ("train / limit", "env / plain", "workers / threads", "workers / one", "episodes / hour", "memory")
 
 
-def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(output.flatten(0, -2), y.flatten())
-
-
-class Limit:
-    """Bare training loops without an environment: one model with all threads, or one model per core with one thread."""
-
-    def __init__(self, config: DictConfig, data: Data, samples: int, batch: int, models: int, threads: int) -> None:
-        self._models = [GrowingHost(build(config.host), coadapt=True) for _ in range(models)]
-        self._optimizers = [build(config.optimizer, model=model, _partial_=False) for model in self._models]
-        self._streams = [data.stream(batch, make_generator("limit", index)) for index in range(models)]
-        self._batches, self._threads = samples // batch // models, threads
-        self._pool = ThreadPoolExecutor(models)
-
-    def __call__(self) -> None:
-        list(self._pool.map(self._train, range(len(self._models))))
-
-    def _train(self, index: int) -> None:
-        torch.set_num_threads(self._threads)
-        for _ in range(self._batches):
-            x, y = self._streams[index].next()
-            cross_entropy(self._models[index](x, {}), y).backward()
-            self._optimizers[index].step(0.5)
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
         torch.set_num_threads(1)
 
 
-class Naive:
-    """Hosts one after the other, without any optimisation."""
+class Bench:
+    """One task with or without seeds."""
 
-    def __init__(self, config: DictConfig, env: Environment, slots: list[str], blueprint: str, threads: int) -> None:
-        self._threads, self._slots, self._batches = threads, slots, config.environment.batches
-        self._models, self._optimizers = [], []
-        for _ in range(ENVS):
-            host: Host = build(config.host)
-            for module in host.segments[0].modules():
-                if isinstance(module, nn.Sequential) and isinstance(module[0], ChannelsLast):
-                    module[0] = nn.Identity()
-            model = GrowingHost(host, coadapt=True)
-            for slot in slots:
-                model.graft(slot, blueprint, Blend.ADD, rng_seed=1)
+    def __init__(self, overrides: list[str], hosts: int, batches: int, blueprint: str | None) -> None:
+        sizes = [f"environment.envs={hosts}", f"environment.steps={STEPS}", "environment.workers=0"]
+        self.config = compose_config("evaluate", [*overrides, *sizes])
+        self.env: Environment = build_environment(self.config)
+        slots = self.env.space.slots[:3] if blueprint else ()
+        on = {slot: SeedSetting(Mode.BLENDED, 1.0) for slot in slots}
+        self.plan = StepPlan(on, on, tuple(on), batches)
+        self.hosts, self.blueprint = hosts, blueprint
+
+    def place(self, workers: int, threads: int | None = None) -> HostRuns:
+        """New host runs with their seeds, in worker processes or in threads."""
+        runs = place_runs(self.env.factory, self.hosts, workers, threads)
+        runs.start([(seed, self.env.host_pool.host_name(seed)) for seed in range(self.hosts)])
+        for env in range(self.hosts):
+            for slot in self.plan.settings:
+                runs.change(env, partial(HostRun.graft, slot=slot, blueprint=self.blueprint, blend=Blend.ADD))
+        return runs
+
+    def step(self, runs: HostRuns) -> Callable[[], object]:
+        """A whole step of all hosts."""
+        work = partial(HostRun.train_and_measure, plan=self.plan, progress=(0.5, 0.5))
+        return lambda: runs.compute(dict.fromkeys(range(self.hosts), work))
+
+    def train(self, run: HostRun) -> Callable[[], object]:
+        """The training batches of one host."""
+
+        def train() -> None:
+            with run._thread():
+                run._train(self.plan, 0.5, 0.5)
+
+        return train
+
+    def loop(self, run: HostRun, *, plain: bool) -> Callable[[], object]:
+        """The same batches in a bare loop; `plain` is in contiguous memory format."""
+        model, settings = run.model, self.plan.settings
+        if plain:
+            for module in list(model.modules()):
+                for name, child in module.named_children():
+                    if isinstance(child, ChannelsLast):
+                        setattr(module, name, torch.nn.Identity())
             model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-            self._models.append(model)
-            self._optimizers.append(build(config.optimizer, model=model, _partial_=False))
-        train = [torch.cat(part).contiguous() for part in zip(*env.data.batches("train", 500), strict=True)]
-        batch = config.environment.batch
-        self._loader = DataLoader(TensorDataset(*train), batch, shuffle=True)
-        self._validation = [
-            (x.contiguous(), y) for x, y in env.data.batches("validation", config.environment.validation_batch)
-        ]
+        optimizer = build(self.config.optimizer, model=model, _partial_=False).torch
+        stream = self.env.data.stream(self.config.environment.batch, make_generator("bench", 0))
 
-    def __call__(self) -> None:
-        torch.set_num_threads(self._threads)
-        on = {slot: SeedSetting(Mode.BLENDED, 1.0) for slot in self._slots}
-        for model, optimizer in zip(self._models, self._optimizers, strict=True):
-            batches = iter(self._loader)
-            for _ in range(self._batches):
-                x, y = next(batches)
-                cross_entropy(model(x, on), y).backward()
-                optimizer.step(0.5)
-            model.eval()
-            with torch.no_grad():
-                for settings in (on, *[{s: v for s, v in on.items() if s != slot} for slot in self._slots]):
-                    for x, y in self._validation:
-                        cross_entropy(model(x, settings), y).item()
-            model.train()
-        torch.set_num_threads(1)
+        def train() -> None:
+            for _ in range(self.plan.batches):
+                x, y = stream.next()
+                output = model(x.contiguous() if plain else x, settings)
+                F.cross_entropy(output.flatten(0, -2), y.flatten()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return train
 
 
 def time_interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -131,56 +131,57 @@ def time_interleaved(functions: dict[str, Callable[[], object]], repeats: int) -
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def measure(name: str, repeats: int) -> None:
-    overrides, batches, blueprint = TASKS[name]
-    sizes = [f"environment.envs={ENVS}", f"environment.batches={batches}", "environment.steps=1000"]
-    config = compose_config("evaluate", [*overrides, *sizes])
-    torch.set_num_threads(1)
-    env = build_environment(config)
-    env.reset(range(ENVS))
-    batch, samples = config.environment.batch, ENVS * batches * config.environment.batch
+def memory() -> float:
+    """Gigabytes of this process and its children; memory that they share counts once."""
+    pids = [os.getpid(), *(child.pid for child in active_children())]
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1e6
 
-    def train(settings: SeedSettings) -> None:
-        def train_run(run: int) -> Tensor:
-            with env._runs[run]._thread():
-                env._runs[run]._train(StepPlan(settings, settings, (), batches), 0.5, 0.5)
-            return torch.zeros(())
 
-        env._map_envs(train_run)
+def measure(bench: Bench, repeats: int) -> list[str]:
+    """The row of a task."""
+    cores = available_cores()
+    local, single, many = bench.place(0, cores), bench.place(1), bench.place(cores)
+    first, bare, contiguous = (bench.place(0, 1).fetch(0) for _ in range(3))
+    plain = bench.loop(contiguous, plain=True)
 
-    limits = {
-        f"limit: {models} model(s), {count} thread(s) each, batch {size}": Limit(
-            config, env.data, samples, size, models, count
-        )
-        for size in (batch, 2 * batch)
-        for models, count in sorted({(1, CORES), (CORES, 1)})
-    }
-    times = time_interleaved({"engine": partial(train, {}), **limits}, repeats)
-    best = min(limits, key=lambda limit: times[limit])
-    print(f"{name}: host training at {times[best] / times['engine']:.2f} of the {best}")
+    def plain_loop() -> None:
+        with threads(cores):
+            for _ in range(bench.hosts):
+                plain()
 
-    slots = [slot.name for slot in env.model(0).host.slots][:3]
-    for run in env._runs:
-        for slot in slots:
-            run.graft(slot, blueprint, Blend.ADD)
-    on = {slot: SeedSetting(Mode.BLENDED, 1.0) for slot in slots}
-
-    def step() -> None:
-        env._map_envs(lambda run: env._runs[run].train_and_measure(StepPlan(on, on, tuple(slots), batches), (0.5, 0.5)))
-
-    times = time_interleaved({"engine": step, "naive": Naive(config, env, slots, blueprint, CORES)}, repeats)
-    print(f"{name}: a whole step with three live seeds at {times['naive'] / times['engine']:.2f} x the naive speed")
-    env.close()
+    steps = {"workers": bench.step(many), "one": bench.step(single), "threads": bench.step(local), "plain": plain_loop}
+    seconds = time_interleaved(steps, repeats)
+    loops = {"train": bench.train(first), "limit": bench.loop(bare, plain=False)}
+    seconds |= time_interleaved(loops, 4 * repeats)
+    single.close()
+    used = memory()
+    for runs in (local, many):
+        runs.close()
+    bench.env.close()
+    return [
+        f"{seconds['limit'] / seconds['train']:.2f}",
+        f"{seconds['plain'] / seconds['workers']:.2f}",
+        f"{seconds['threads'] / seconds['workers']:.2f}",
+        f"{seconds['one'] / seconds['workers']:.2f}",
+        f"{3600 * bench.hosts / (STEPS * seconds['workers']):,.0f}",
+        f"{used:.2f} GB",
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The speed of the environment, as ratios.")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=list(TASKS))
     arguments = parser.parse_args()
-    measure("CNN, batch 128", arguments.repeats)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"peak memory so far: {peak:.2f} GB (cifar_baseline: {ENVS} environments, limit and naive hosts)")
-    measure("GPT, batch 16", arguments.repeats)
+    torch.set_num_threads(1)
+    table = Table("task", "seeds", *COLUMNS)
+    for name in arguments.tasks:
+        overrides, hosts, batches, blueprint = TASKS[name]
+        for seeds in (None, blueprint):
+            row = measure(Bench(overrides, hosts, batches, seeds), arguments.repeats)
+            table.add_row(f"{name}, {hosts} hosts", f"3 {seeds}" if seeds else "none", *row)
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

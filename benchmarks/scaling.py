@@ -1,10 +1,10 @@
-"""Scaling over processes: decisions per second of one rank and of two ranks, compared with the ideal.
+"""Whole runs: decisions per second with threads, workers and ranks, compared with the ideal.
 
     python benchmarks/scaling.py                      about ten minutes on two cores; nothing is downloaded
     python benchmarks/scaling.py --rounds 4 --repeats 1
 
 All variants run the same eight episodes per round. They take turns, and medians over rounds are compared, without the
-first round of each run. The ideal of two ranks is twice one rank on one core.
+first round of each run. The ideal of two cores is twice one thread.
 """
 
 import argparse
@@ -19,11 +19,12 @@ from esper.records import read_rounds
 
 TASK = ("+experiment=quickstart", "validate_every=0", "callbacks.dashboard=null", "logger=none")
 VARIANTS = {
-    "1 rank, 1 thread": ("environment.envs=8", "environment.threads=1"),
-    "1 rank, 2 threads": ("environment.envs=8", "environment.threads=2"),
-    "2 ranks, 1 thread each": ("environment.envs=4", "environment.threads=1", "trainer=ddp"),
+    "1 thread": ("environment.envs=8", "environment.workers=0", "environment.threads=1"),
+    "2 threads": ("environment.envs=8", "environment.workers=0", "environment.threads=2"),
+    "2 workers": ("environment.envs=8", "environment.workers=2"),
+    "2 ranks, 1 thread each": ("environment.envs=4", "environment.workers=0", "environment.threads=1", "trainer=ddp"),
 }
-CORES = dict(zip(VARIANTS, (1, 2, 2), strict=True))
+CORES = dict(zip(VARIANTS, (1, 2, 2, 2), strict=True))
 
 
 def run_variant(overrides: tuple[str, ...], rounds: int) -> list[dict[str, float]]:
@@ -56,7 +57,7 @@ def main() -> None:
     for name, rate in rates.items():
         update = median(line["time/update"] for line in rounds[name])
         seconds = median(line["time/environment"] for line in rounds[name])
-        speed = f"{rate / base:5.2f} x one rank on one core, {rate / base / CORES[name]:.2f} of the ideal"
+        speed = f"{rate / base:5.2f} x one thread, {rate / base / CORES[name]:.2f} of the ideal"
         print(f"{name:24} {speed}; an update takes {update / seconds:.1%} of the time in the environment")
 
 

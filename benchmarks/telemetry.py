@@ -1,6 +1,6 @@
 """The cost of telemetry, as a share of a run's wall time.
 
-    python benchmarks/telemetry.py                        about three minutes on two cores; nothing is downloaded
+    python benchmarks/telemetry.py                        about a minute on two cores; nothing is downloaded
     python benchmarks/telemetry.py +experiment=cifar_ppo rounds=10        on another run
 
 Times every hook of every callback and of every round listener during a normal run. A comparison of runs with and
@@ -46,7 +46,7 @@ def _time_hook(hook: Any, name: str, seconds: dict[str, float]) -> Any:
 
 def main() -> None:
     training.configure_process()
-    overrides = sys.argv[1:] or ["+experiment=quickstart", "rounds=20"]
+    overrides = sys.argv[1:] or ["+experiment=quickstart", "rounds=8"]
     seconds: dict[str, float] = defaultdict(float)
     build_callbacks, round_listeners = training.build_callbacks, training.round_listeners
     training.build_callbacks = lambda *args: [time_hooks(callback, seconds) for callback in build_callbacks(*args)]

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from torch import Tensor
-from torch.multiprocessing import get_context
+from torch.multiprocessing import get_all_start_methods, get_context, get_start_method, set_start_method
 
 from esper.blueprints import blueprints, topologies
 from esper.environment.host_run import HostRun
@@ -95,6 +95,8 @@ class WorkerRuns:
             self._workers = []
 
     def _launch(self) -> None:
+        if get_start_method(allow_none=True) not in (None, *get_all_start_methods()):
+            set_start_method("spawn", force=True)  # jobs of joblib have one that new processes do not know
         context = get_context("spawn")
         entries = [entry for topology in topologies() for entry in blueprints(topology).values()]
         setup, tensors = dump_shared(Setup(self._factory, entries))
