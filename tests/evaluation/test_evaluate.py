@@ -98,7 +98,7 @@ def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -
 
 def test_finished_episodes_survive_an_interrupt_and_a_resume_runs_the_rest_once(tmp_path: Path) -> None:
     overrides = [
-        *SMALL, "episodes=2", "environment.envs=1", "controllers=[none,random]", "environment.batches=40",
+        *SMALL, "episodes=2", "environment.envs=1", "controllers=[none,random]", "environment.batches=15",
         "environment.steps=4",
     ]  # fmt: skip
     records = tmp_path / "cut/episodes.jsonl"
