@@ -1,7 +1,27 @@
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import settings
+from matplotlib.figure import Figure
 
 torch.set_num_threads(1)  # the workers of the test run share the cores
 
 settings.register_profile("esper", deadline=None, max_examples=20, derandomize=True)
 settings.load_profile("esper")
+
+RENDER = Figure.draw
+
+
+@pytest.fixture(autouse=True, scope="session")
+def blank_figures() -> Iterator[None]:
+    """Build figures but do not render them, which would take most of the time of a tiny run or report."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "draw", lambda figure, renderer: None)
+        yield
+
+
+@pytest.fixture
+def rendered_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Render figures, for a test that needs their pixels."""
+    monkeypatch.setattr(Figure, "draw", RENDER)

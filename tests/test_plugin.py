@@ -1,7 +1,5 @@
 """examples/plugin: a host, a blueprint, a data set, a reward term and a controller from outside esper."""
 
-import os
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -13,20 +11,18 @@ from esper.blueprints import blueprint, registry
 from esper.config import check_config, compose_config
 from esper.hosts import count_parameters
 from esper.records import read_lines
+from tests.fixtures_process import CommandProcess
 
 PLUGIN = Path(__file__).parent.parent / "examples/plugin"
 
 
-def run_command(module: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", module, "--config-dir", "conf", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=PLUGIN, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 def test_the_plugin_trains_resumes_and_is_evaluated_with_its_own_controller(tmp_path: Path) -> None:
     run, evaluation = tmp_path / "run", tmp_path / "evaluation"
+
+    def run_command(module: str, *arguments: str) -> str:
+        arguments = ("--config-dir", "conf", *arguments)
+        return CommandProcess(module, *arguments, directory=PLUGIN, output=tmp_path / "output.txt").finish()
+
     quick = ("validate_every=0", "callbacks.dashboard=null")
     run_command("esper.run", "+experiment=custom", "rounds=1", "environment.envs=2", *quick, f"hydra.run.dir={run}")
     assert "rounds: 1 -> 2" in run_command("esper.run", f"resume={run}", "rounds=2")

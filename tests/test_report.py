@@ -130,6 +130,7 @@ def make_sweep(path: Path, *runs: tuple[str, ...]) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("rendered_figures")
 def test_training_runs_are_reported_with_and_without_an_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +156,7 @@ def test_training_runs_are_reported_with_and_without_an_evaluation(
     assert "ppo, greedy" not in text
 
 
+@pytest.mark.usefixtures("rendered_figures")
 def test_a_saved_controller_has_its_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     main(["pretrained/0", "pretrained/1", "--out", "report"])

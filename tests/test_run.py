@@ -22,6 +22,7 @@ from esper.records import read_lines
 from esper.run import cli
 from esper.training import train
 from tests.fixtures_environment import SMALL, SMALL_TEXT
+from tests.fixtures_process import CommandProcess
 
 pytestmark = pytest.mark.xdist_group("run")  # they share a run
 
@@ -31,27 +32,9 @@ TINY = (
 )  # fmt: skip
 
 
-def reset_signals() -> None:
-    """Background jobs of a shell ignore SIGINT; restore the default."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def start(directory: Path, *overrides: str, tiny: bool = True) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "esper.run", *overrides, *(TINY if tiny else ())]
-    return subprocess.Popen(
-        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=reset_signals,
-        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[1])},
-    )  # fmt: skip
-
-
-def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == code, output
-    return output
-
-
-def run(directory: Path, *overrides: str, code: int = 0, tiny: bool = True) -> str:
-    return finish(start(directory, *overrides, tiny=tiny), code)
+def start(directory: Path, *overrides: str) -> CommandProcess:
+    output = directory.with_suffix(".txt")  # not in the directory, whose files are compared
+    return CommandProcess("esper.run", *overrides, directory=directory, output=output, environment={"COLUMNS": "200"})
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
@@ -69,9 +52,9 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     return {**checkpoint["state_dict"], **flat}
 
 
-def wait_for_round(directory: Path, number: int, process: "subprocess.Popen[str]") -> None:
+def wait_for_round(directory: Path, number: int, process: CommandProcess) -> None:
     until = time.monotonic() + 100
-    while time.monotonic() < until and process.poll() is None:
+    while time.monotonic() < until and process.is_running:
         records = directory / "rounds.jsonl"
         if records.exists() and len(records.read_text().splitlines()) >= number:
             return
@@ -83,8 +66,12 @@ def wait_for_round(directory: Path, number: int, process: "subprocess.Popen[str]
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The directory and the output of a run of four rounds."""
     directory = tmp_path_factory.mktemp("whole")
-    output = run(directory, "rounds=4", f"hydra.run.dir={directory}/run")
-    return directory / "run", output
+    command = [sys.executable, "-m", "esper.run", *TINY, "rounds=4", f"hydra.run.dir={directory}/run"]
+    environment = {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[1])}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, cwd=directory, env=environment, timeout=120, **pipes)
+    assert done.returncode == 0, done.stdout
+    return directory / "run", done.stdout
 
 
 def test_a_run_prints_its_header_progress_and_next_commands_and_writes_its_files(whole: tuple[Path, str]) -> None:
@@ -115,14 +102,14 @@ def test_a_killed_run_resumes_to_bit_equal_weights_and_metrics(whole: tuple[Path
     target = "+callbacks.kill._target_=tests.fixtures_kill.KillPoint"
     resume = (f"resume={directory}", "+callbacks.kill.point=checkpoint", "+callbacks.kill.done=3")
     first = ("+callbacks.kill.point=training", "+callbacks.kill.done=1")
-    run(tmp_path, "rounds=3", f"hydra.run.dir={directory}", target, *first, code=killed)
-    run(tmp_path, *resume, code=killed, tiny=False)
+    start(tmp_path, *TINY, "rounds=3", f"hydra.run.dir={directory}", target, *first).finish(killed)
+    start(tmp_path, *resume).finish(killed)
     assert len(list(directory.glob("checkpoints/*.part"))) == 1
     assert torch.load(directory / "checkpoints/last.ckpt", weights_only=True)["esper"]["counters"]["rounds"] == 2
     validating = ("rounds=4", "+callbacks.kill.point=sampled", "+callbacks.kill.done=4")
-    output = run(tmp_path, resume[0], *validating, code=killed, tiny=False)
+    output = start(tmp_path, resume[0], *validating).finish(killed)
     assert "rounds: 3 -> 4" in output
-    run(tmp_path, resume[0], "+callbacks.kill.point=never", tiny=False)
+    start(tmp_path, resume[0], "+callbacks.kill.point=never").finish()
     resumed, uninterrupted = read_weights(directory), read_weights(whole[0])
     assert resumed.keys() == uninterrupted.keys()
     assert all(torch.equal(resumed[name], uninterrupted[name]) for name in resumed)
@@ -135,11 +122,11 @@ def test_a_killed_run_resumes_to_bit_equal_weights_and_metrics(whole: tuple[Path
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     directory = tmp_path / "run"
-    process = start(tmp_path, "rounds=1000", f"hydra.run.dir={directory}", "callbacks.checkpoints.every=1000")
+    process = start(tmp_path, *TINY, "rounds=1000", f"hydra.run.dir={directory}", "callbacks.checkpoints.every=1000")
     wait_for_round(directory, 1, process)
     for _ in range(2):  # as process managers do
         process.send_signal(number)
-    output = finish(process)
+    output = process.finish()
     done = int(re.search(rf"stopped by {number.name} after round (\d+)", output)[1])  # type: ignore[index]
     assert f"python -m esper.run resume={directory}" in output
     assert "Traceback" not in output

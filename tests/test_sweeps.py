@@ -96,7 +96,7 @@ def test_a_job_killed_under_joblib_is_reported_and_can_be_resumed(tmp_path: Path
     assert f"python -m esper.run -m resume={directory}" in first.stdout
     assert "the sweep ended early: TerminatedWorkerError" in first.stderr
     assert "Traceback" not in first.stderr
-    second = run_sweep(f"resume={directory}", "+callbacks.recorder.killed_rank=null,1")
+    second = run_sweep(f"resume={directory}", "+callbacks.recorder.killed_rank=null,1", "hydra.launcher.n_jobs=1")
     assert second.returncode == 0, second.stderr
     assert "2 of 2 jobs finished" in second.stdout
 

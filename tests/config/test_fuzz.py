@@ -1,8 +1,12 @@
 import pytest
+from hydra.errors import HydraException
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from tests.fuzz_configuration import EXPERIMENTS, HOSTILE, attempt, is_sentence, keys
+from esper.config import compose_config
+from tests.fuzz_configuration import EXPERIMENTS, HOSTILE, SMALL, attempt, compose_quickly, is_sentence, keys
 
 
 def quote(text: str) -> str:
@@ -28,3 +32,17 @@ def test_a_hostile_override_trains_or_ends_in_one_sentence(experiment: str, data
     override = f"{data.draw(st.sampled_from(keys(experiment)))}={data.draw(values)}"
     message = attempt(experiment, override, run=True)
     assert is_sentence(message), message
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@settings(max_examples=5)
+@given(data=st.data())
+def test_an_experiment_that_is_composed_quickly_equals_that_of_hydra(experiment: str, data: st.DataObject) -> None:
+    override = f"{data.draw(st.sampled_from(keys(experiment)))}={data.draw(st.sampled_from(HOSTILE))}"
+    try:
+        expected = compose_config("run", [f"+experiment={experiment}", *SMALL[experiment], override])
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        with pytest.raises(type(error)):
+            compose_quickly(experiment, override)
+    else:
+        assert OmegaConf.to_yaml(compose_quickly(experiment, override)) == OmegaConf.to_yaml(expected)

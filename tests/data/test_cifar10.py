@@ -186,7 +186,13 @@ def test_files_of_the_right_size_with_the_wrong_content_are_refused(data_root: P
         cifar10.read_cifar10(data_root)
 
 
-def test_the_name_is_that_of_the_data_in_use(data_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_name_is_that_of_the_data_in_use(
+    data_root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def black(purpose: str, count: int) -> Labelled:
+        return Labelled(torch.zeros(count, 32, 32, 3, dtype=torch.uint8), torch.arange(count) % 10)
+
+    monkeypatch.setattr("esper.data.synthetic._make_images", black)  # drawing 60,000 textures takes seconds
     with pytest.raises(DataError, match="cannot be downloaded"):
         cifar10.load_cifar10(root=None, fallback=False, **OPTIONS)
     fallback = load_preset("data/cifar10", fallback=True, resolution=8)

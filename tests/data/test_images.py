@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 import torch
 
@@ -11,6 +13,10 @@ def labelled(count: int, rng_seed: int) -> Labelled:
     generator = torch.Generator().manual_seed(rng_seed)
     images = torch.randint(256, (count, 32, 32, 3), generator=generator, dtype=torch.uint8)
     return Labelled(images, torch.arange(count) % 10)
+
+
+def black(count: int) -> Labelled:
+    return Labelled(torch.zeros(count, 32, 32, 3, dtype=torch.uint8), torch.arange(count) % 10)
 
 
 KNOWN, UNSEEN = labelled(500, 0), labelled(100, 1)
@@ -119,17 +125,13 @@ def test_augmented_images_are_crops_of_the_padded_image_possibly_flipped() -> No
     black = (0 - 127.5) / 63.75
     source, _ = next(images.batches("train", 10))
     padded = torch.nn.functional.pad(source, (4, 4, 4, 4), value=black)
-    crops = {
-        (row, column, flipped): crop.flip(3) if flipped else crop
-        for row in range(9)
-        for column in range(9)
-        for crop in (padded[:, :, row : row + 32, column : column + 32],)
-        for flipped in (False, True)
-    }
+    places = list(product(range(9), range(9), (False, True)))
+    windows = [padded[:, :, row : row + 32, column : column + 32] for row, column, _ in places]
+    crops = torch.stack([crop.flip(3) if place[2] else crop for crop, place in zip(windows, places, strict=True)])
     seen = set()
     for image, where in zip(x, index, strict=True):
-        (match,) = [place for place, crop in crops.items() if torch.allclose(image, crop[where])]
-        seen.add(match)
+        (match,) = torch.isclose(crops[:, where], image).flatten(1).all(1).nonzero().flatten().tolist()
+        seen.add(places[match])
     assert {row for row, _, _ in seen} == {column for _, column, _ in seen} == set(range(9))
     assert {flipped for _, _, flipped in seen} == {False, True}
 
@@ -171,7 +173,7 @@ def test_streams_run_on_the_meta_device() -> None:
 
 @pytest.mark.parametrize("preset", ["cifar10", "synthetic_images"])
 def test_the_presets_load(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.data.cifar10.read_cifar10", lambda root: (labelled(50_000, 0), labelled(10_000, 1)))
+    monkeypatch.setattr("esper.data.cifar10.read_cifar10", lambda root: (black(50_000), black(10_000)))
     images = load_preset(f"data/{preset}", resolution=8)
     assert images.name == preset
     assert images.size("train") >= 10_000

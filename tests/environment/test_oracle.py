@@ -61,7 +61,7 @@ def test_random_episodes_stay_below_the_optimum_and_the_return_is_the_change_of_
 
 
 def test_ppo_reaches_95_percent_of_the_possible_gain(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    config = compose_config("run", ["+experiment=oracle", "rounds=40", "logger=none", "callbacks.dashboard=null"])
+    config = compose_config("run", ["+experiment=oracle", "rounds=25", "logger=none", "callbacks.dashboard=null"])
     figures = train(config, tmp_path, Console(quiet=True))
     oracle = build_vector_env(config)
     none, best = 10 + 20 * (1 - float(torch.tensor(-4.0).exp())), oracle.optimum()

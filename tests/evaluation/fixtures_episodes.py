@@ -14,7 +14,10 @@ from esper.records import EpisodeRecord, StepEntry, read_episodes
 from esper.training import train
 from tests.fixtures_environment import SMALL
 
-TASK = (*SMALL, "host=cifar_blind", "environment.steps=8", "environment.envs=3")
+TASK = (
+    *SMALL, "host=cifar_blind", "environment.steps=8", "environment.envs=3", "environment.batches=1",
+    "data.validation=20", "environment.validation_batch=20",
+)  # fmt: skip
 TRAINED = (*TASK, "policy.hidden=16", "ppo.epochs=1", "collector.warmup=1", "validate_every=0", "rounds=2", "name=tiny")
 
 

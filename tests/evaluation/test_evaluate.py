@@ -10,7 +10,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,19 +27,9 @@ from esper.growth import load_grown
 from esper.records import EpisodeRecord
 from tests.evaluation.fixtures_episodes import TASK, evaluated, load_episodes, make_episode, trained, write_episodes
 from tests.fixtures_environment import SMALL, config, text_config
+from tests.fixtures_process import CommandProcess
 
 QUICK = [*SMALL, "environment.steps=6", "episodes=3"]
-
-
-def restore_interrupts() -> None:  # tests in the background of a shell ignore them, and so would their children
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def start_process(*overrides: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "esper.evaluate", *overrides]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, preexec_fn=restore_interrupts, env=environment, **pipes)
 
 
 def run_command(where: Path, *overrides: str) -> None:
@@ -74,10 +63,13 @@ def without_seconds(path: Path) -> list[EpisodeRecord]:
 
 
 def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -> None:
-    with start_process(*QUICK, f"hydra.run.dir={tmp_path}/a", "controllers=[none,random]") as running:
-        out, err = running.communicate(timeout=120)
-    assert running.returncode == 0, err
-    assert "cifar_baseline on synthetic_images, test split" in out
+    command = [sys.executable, "-m", "esper.evaluate", *QUICK, f"hydra.run.dir={tmp_path}/a"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "controllers=[none,random]"], env=environment, timeout=120, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cifar_baseline on synthetic_images, test split" in done.stdout
     episodes = load_episodes(tmp_path / "a/episodes.jsonl")
     assert len(episodes) == 6
     seeds = {name: [e.episode_seed for e in episodes if e.arm == name] for name in ("none", "random")}
@@ -106,15 +98,15 @@ def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -
 
 def test_finished_episodes_survive_an_interrupt_and_a_resume_runs_the_rest_once(tmp_path: Path) -> None:
     overrides = [
-        *SMALL, "episodes=2", "environment.envs=1", "controllers=[none,random]", "environment.batches=40",
+        *SMALL, "episodes=2", "environment.envs=1", "controllers=[none,random]", "environment.batches=15",
         "environment.steps=4",
     ]  # fmt: skip
     records = tmp_path / "cut/episodes.jsonl"
-    with start_process(*overrides, f"hydra.run.dir={tmp_path}/cut") as running:
-        wait_for(records, 1)
-        running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=60)
-    assert running.returncode == 0
+    arguments = (*overrides, f"hydra.run.dir={tmp_path}/cut")
+    running = CommandProcess("esper.evaluate", *arguments, directory=tmp_path, output=tmp_path / "output.txt")
+    wait_for(records, 1)
+    running.send_signal(signal.SIGINT)
+    out = running.finish()
     assert "interrupted; finished episodes are saved; resume with" in out
     assert f"resume={tmp_path}/cut" in out
     before = records.read_text()

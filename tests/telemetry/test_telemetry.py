@@ -3,6 +3,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 from rich.console import Console
 
@@ -61,6 +62,7 @@ def test_callbacks_do_not_change_the_weights(tmp_path: Path) -> None:
     assert all((first[name] == second[name]).all() for name in first)
 
 
+@pytest.mark.usefixtures("rendered_figures")
 def test_a_run_ends_with_a_table_and_a_figure(tmp_path: Path) -> None:
     writer = RoundWriter(tmp_path)
     module = train_with(writer, rounds=4)
