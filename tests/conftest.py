@@ -5,6 +5,8 @@ import torch
 from hypothesis import settings
 from matplotlib.figure import Figure
 
+from esper.environment import parallel
+
 torch.set_num_threads(1)  # the workers of the test run share the cores
 
 settings.register_profile("esper", deadline=None, max_examples=20, derandomize=True)
@@ -18,6 +20,14 @@ def blank_figures() -> Iterator[None]:
     """Build figures but do not render them, which would take most of the time of a tiny run or report."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "draw", lambda figure, renderer: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_core() -> Iterator[None]:
+    """Train hosts in this process and one thread unless a test wants more: worker processes take seconds to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel, "available_cores", lambda: 1)
         yield
 
 

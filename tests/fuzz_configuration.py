@@ -28,7 +28,10 @@ from esper.ppo import DivergedError
 from esper.training import build_callbacks, build_module, build_trainer, train
 
 EXPERIMENTS = ("quickstart", "oracle")
-SMALL = {"quickstart": ("data.train=200", "data.validation=100", "data.test=100"), "oracle": ()}
+SMALL = {
+    "quickstart": ("data.train=200", "data.validation=100", "data.test=100", "environment.workers=0"),
+    "oracle": (),
+}
 HOSTILE = (
     "null", "true", "false", "0", "-1", "1", "2", "3.5", "-0.5", "1e-30", "1e30", "-1e30", "inf", "-inf", "nan",
     "100000000000000000000000000000000", "''", "abc", "'ü'", "'a b'", "'\\n'", "'[1'", "a.b.c", "/dev/null/x",

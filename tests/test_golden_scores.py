@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parent / "golden_scores.json"
 TOLERANCE = 1e-5  # relative; a library may change the order of a sum
 COMMANDS = {
     "oracle": ["+experiment=oracle", "rounds=6"],
-    "quickstart": ["+experiment=quickstart", "rounds=2", "environment.envs=2"],
+    "quickstart": ["+experiment=quickstart", "rounds=2", "environment.envs=2", "environment.workers=0"],
 }
 METRICS = ("episode/score", "episode/return", "episode/growth", "validation/sampled_score", "validation/greedy_score")
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -32,6 +32,11 @@ TINY = (
 )  # fmt: skip
 
 
+class RunningProcess(Protocol):
+    @property
+    def is_running(self) -> bool: ...
+
+
 def start(directory: Path, *overrides: str) -> CommandProcess:
     output = directory.with_suffix(".txt")  # not in the directory, whose files are compared
     return CommandProcess("esper.run", *overrides, directory=directory, output=output, environment={"COLUMNS": "200"})
@@ -52,7 +57,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     return {**checkpoint["state_dict"], **flat}
 
 
-def wait_for_round(directory: Path, number: int, process: CommandProcess) -> None:
+def wait_for_round(directory: Path, number: int, process: RunningProcess) -> None:
     until = time.monotonic() + 100
     while time.monotonic() < until and process.is_running:
         records = directory / "rounds.jsonl"

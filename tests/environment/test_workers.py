@@ -24,7 +24,7 @@ from esper.lifecycle import Blend
 from tests.environment.test_environment import is_equal, rows, run_random
 from tests.fixtures_environment import SMALL, config, environment, text_config
 from tests.lifecycle.fixtures_slots import act
-from tests.test_run import TINY, finish, read_metrics, read_weights, run, start, wait_for_round
+from tests.test_run import TINY, read_metrics, read_weights, start, wait_for_round
 
 pytestmark = pytest.mark.xdist_group("workers")
 WORKERS = ("environment.workers=2", "environment.envs=3")
@@ -215,46 +215,73 @@ def wait_until_gone(processes: list[int]) -> bool:
     return not any(map(is_running, processes))
 
 
-IN_WORKERS = ("environment.workers=2", "callbacks.checkpoints.every=1")
+class WorkerRun:
+    """A run with two worker processes, in a session of its own, started as a user types it."""
+
+    def __init__(self, directory: Path, *overrides: str) -> None:
+        command = [sys.executable, "-m", "esper.run", *overrides]
+        self._process = subprocess.Popen(
+            command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[2])},
+        )  # fmt: skip
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def workers(self) -> list[int]:
+        return worker_pids(self._process.pid)
+
+    def finish(self, code: int) -> str:
+        output, _ = self._process.communicate(timeout=120)
+        assert self._process.returncode == code, output
+        return output
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Signal every process of the session, as a terminal does."""
+        os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
 
 
-def test_a_run_with_a_killed_worker_and_a_killed_run_resume_to_the_weights_of_one_process(tmp_path: Path) -> None:
+def test_a_run_that_lost_a_worker_was_interrupted_and_was_killed_resumes_to_the_weights_of_one_process(
+    tmp_path: Path,
+) -> None:
     whole, directory = tmp_path / "whole", tmp_path / "run"
-    run(tmp_path, "rounds=6", f"hydra.run.dir={whole}")
-    process = start(tmp_path, "rounds=6", f"hydra.run.dir={directory}", *TINY, *IN_WORKERS, tiny=False)
+    start(tmp_path, *TINY, "rounds=7", f"hydra.run.dir={whole}").finish()
+    common = (*TINY, "environment.workers=2", "callbacks.checkpoints.every=1", "callbacks.dashboard=null")
+    process = WorkerRun(tmp_path, *common, "rounds=7", f"hydra.run.dir={directory}")
     wait_for_round(directory, 1, process)
-    pids = worker_pids(process.pid)
-    assert len(pids) == 2
-    os.kill(pids[0], signal.SIGKILL)
-    output = finish(process, code=1)
+    workers = process.workers()
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    output = process.finish(code=1)
     assert f"was killed by SIGKILL; resume with python -m esper.run resume={directory}" in output
     assert "Traceback" not in output
-    assert wait_until_gone(pids)
-    process = start(tmp_path, f"resume={directory}", tiny=False)
+    assert wait_until_gone(workers)
+
+    process = WorkerRun(tmp_path, f"resume={directory}")
     wait_for_round(directory, 3, process)
-    pids = worker_pids(process.pid)
-    process.kill()
-    process.communicate()
-    assert wait_until_gone(pids), "a killed run leaves no worker"
-    run(tmp_path, f"resume={directory}", tiny=False)
-    resumed, uninterrupted = read_weights(directory), read_weights(whole)
-    assert all(torch.equal(resumed[name], uninterrupted[name]) for name in uninterrupted)
-    assert read_metrics(directory) == read_metrics(whole)
-
-
-def test_ctrl_c_reaches_the_workers_too_and_the_run_is_saved(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "esper.run", *TINY, *IN_WORKERS, "rounds=1000", f"hydra.run.dir={tmp_path}/run"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    wait_for_round(tmp_path / "run", 1, process)
-    pids = worker_pids(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # a terminal signals every process of the group
-    output = finish(process)
+    workers = process.workers()
+    process.signal_all(signal.SIGINT)
+    output = process.finish(code=0)
     assert "stopped by SIGINT after round" in output
     assert "Traceback" not in output
     assert "was killed" not in output
-    assert wait_until_gone(pids)
+    assert wait_until_gone(workers)
+
+    process = WorkerRun(tmp_path, f"resume={directory}")
+    wait_for_round(directory, 5, process)
+    workers = process.workers()
+    process.kill()
+    process.finish(code=-signal.SIGKILL)
+    assert wait_until_gone(workers), "a killed run leaves no worker"
+
+    start(tmp_path, f"resume={directory}", "environment.workers=0").finish()
+    resumed, uninterrupted = read_weights(directory), read_weights(whole)
+    assert all(torch.equal(resumed[name], uninterrupted[name]) for name in uninterrupted)
+    assert read_metrics(directory) == read_metrics(whole)
 
 
 def test_workers_run_in_a_notebook_with_a_host_and_a_blueprint_defined_there(tmp_path: Path) -> None:
