@@ -8,8 +8,9 @@ A row is a task without seeds, or with three blended seeds whose contributions a
 - train / limit: training batches of one host against a bare loop with the same network, data stream, memory format and
   fused optimizer, which neither clips nor measures anything; one thread each
 - env / plain: whole steps of all hosts, with validation and contributions, in one worker process for each core, against
-  a plain training loop in contiguous (NCHW) memory format with torch's own threads, which trains the same networks on
-  the same samples and measures nothing
+  a plain training loop in contiguous (NCHW) memory format with torch's own threads, which trains such a network on as
+  many samples and measures nothing
+- env / bare: the same against a plain loop that trains the host without seeds
 - workers / threads: workers against threads of one process
 - workers / one: all workers against a single one
 - episodes / hour: episodes of 20 steps with the workers
@@ -49,7 +50,15 @@ TASKS = {  # overrides, hosts, training batches in a step, blueprint of the seed
     "32x32, batch 128": (["host=cifar_baseline", *IMAGES, "environment.batch=128"], 4, 8, "conv_light"),
     "GPT, batch 16": (["host=tinystories_small", *TEXT], 4, 6, "mlp_small"),
 }
-COLUMNS = ("train / limit", "env / plain", "workers / threads", "workers / one", "episodes / hour", "memory")
+COLUMNS = (
+    "train / limit",
+    "env / plain",
+    "env / bare",
+    "workers / threads",
+    "workers / one",
+    "episodes / hour",
+    "memory",
+)
 
 
 @contextmanager
@@ -98,7 +107,8 @@ class Bench:
 
     def loop(self, run: HostRun, *, plain: bool) -> Callable[[], object]:
         """The same batches in a bare loop; `plain` is in contiguous memory format."""
-        model, settings = run.model, self.plan.settings
+        model = run.model
+        settings = {slot: setting for slot, setting in self.plan.settings.items() if slot in model.seeds}
         if plain:
             for module in list(model.modules()):
                 for name, child in module.named_children():
@@ -141,29 +151,32 @@ def memory() -> float:
 def measure(bench: Bench, repeats: int) -> list[str]:
     """The row of a task."""
     cores = available_cores()
-    local, single, many = bench.place(0, cores), bench.place(1), bench.place(cores)
-    first, bare, contiguous = (bench.place(0, 1).fetch(0) for _ in range(3))
-    plain = bench.loop(contiguous, plain=True)
-
-    def plain_loop() -> None:
-        with threads(cores):
-            for _ in range(bench.hosts):
-                plain()
-
-    steps = {"workers": bench.step(many), "one": bench.step(single), "threads": bench.step(local), "plain": plain_loop}
-    seconds = time_interleaved(steps, repeats)
-    loops = {"train": bench.train(first), "limit": bench.loop(bare, plain=False)}
-    seconds |= time_interleaved(loops, 4 * repeats)
-    single.close()
+    many = bench.place(cores)
+    bench.step(many)()
     used = memory()
-    for runs in (local, many):
+    local, single = bench.place(0, cores), bench.place(1)
+    first, limit, plain, bare = (bench.place(0, 1).fetch(0) for _ in range(4))
+    for slot in list(bare.model.seeds):
+        bare.remove(slot)
+
+    def repeat(loop: Callable[[], object]) -> Callable[[], object]:
+        def run() -> None:
+            with threads(cores):
+                for _ in range(bench.hosts):
+                    loop()
+
+        return run
+
+    steps = {"workers": bench.step(many), "one": bench.step(single), "threads": bench.step(local)}
+    steps |= {"plain": repeat(bench.loop(plain, plain=True)), "bare": repeat(bench.loop(bare, plain=True))}
+    seconds = time_interleaved(steps, repeats)
+    seconds |= time_interleaved({"train": bench.train(first), "limit": bench.loop(limit, plain=False)}, 4 * repeats)
+    for runs in (local, single, many):
         runs.close()
     bench.env.close()
     return [
         f"{seconds['limit'] / seconds['train']:.2f}",
-        f"{seconds['plain'] / seconds['workers']:.2f}",
-        f"{seconds['threads'] / seconds['workers']:.2f}",
-        f"{seconds['one'] / seconds['workers']:.2f}",
+        *(f"{seconds[name] / seconds['workers']:.2f}" for name in ("plain", "bare", "threads", "one")),
         f"{3600 * bench.hosts / (STEPS * seconds['workers']):,.0f}",
         f"{used:.2f} GB",
     ]
@@ -181,7 +194,7 @@ def main() -> None:
         for seeds in (None, blueprint):
             row = measure(Bench(overrides, hosts, batches, seeds), arguments.repeats)
             table.add_row(f"{name}, {hosts} hosts", f"3 {seeds}" if seeds else "none", *row)
-    Console(width=140).print(table)
+    Console(width=150).print(table)
 
 
 if __name__ == "__main__":

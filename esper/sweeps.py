@@ -171,7 +171,8 @@ def share_cores(config: DictConfig, launcher: Mapping[str, Any]) -> DictConfig:
     share = max(1, cores)
     changed = copy.deepcopy(config)
     with open_dict(changed):
-        for key, value in (("workers", share if share > 1 else 0), ("threads", share)):
+        is_on_cpu = str(config.device).startswith("cpu")
+        for key, value in (("workers", share if share > 1 and is_on_cpu else 0), ("threads", share)):
             if config.environment.get(key, "absent") is None:
                 changed.environment[key] = value
     return changed

@@ -80,7 +80,7 @@ for command in (
     f"run +experiment=cifar_ppo debug=fast {sizes} rounds=1 validate_every=0 callbacks.dashboard=null "
     "hydra.run.dir=trained",
     f"evaluate +experiment=cifar_ppo ckpt=pretrained controllers=[none,ppo] {sizes} environment.steps=4 episodes=2 "
-    "hydra.run.dir=compared",
+    "environment.workers=0 hydra.run.dir=compared",
     "report trained compared --out report",
 ):
     name, *sys.argv[1:] = command.split()

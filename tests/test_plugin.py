@@ -23,13 +23,14 @@ def test_the_plugin_trains_resumes_and_is_evaluated_with_its_own_controller(tmp_
         arguments = ("--config-dir", "conf", *arguments)
         return CommandProcess(module, *arguments, directory=PLUGIN, output=tmp_path / "output.txt").finish()
 
-    quick = ("validate_every=0", "callbacks.dashboard=null")
+    quick = ("validate_every=0", "callbacks.dashboard=null", "environment.workers=0")
     run_command("esper.run", "+experiment=custom", "rounds=1", "environment.envs=2", *quick, f"hydra.run.dir={run}")
     assert "rounds: 1 -> 2" in run_command("esper.run", f"resume={run}", "rounds=2")
     arms = (
         "+controller@controller.custom_controller=custom_controller",
         "controllers=[custom_controller,ppo]",
         "episodes=1",
+        "environment.workers=0",
     )
     run_command("esper.evaluate", f"ckpt={run}", *arms, f"hydra.run.dir={evaluation}")
     episodes = {line["arm"]: line for line in read_lines(evaluation / "episodes.jsonl")}

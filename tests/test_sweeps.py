@@ -198,6 +198,8 @@ def test_parallel_jobs_and_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch
     ddp = compose_config("run", ["+experiment=cifar_ppo", "trainer=ddp"])
     assert share(ddp, BASIC) == (4, 4)
     assert share(ddp, OmegaConf.merge(BASIC, {"cpus_per_task": 5})) == (5, 5)  # of each rank
+    ddp.device = "cuda:0"
+    assert share(ddp, BASIC) == (0, 4)  # threads train hosts on a GPU
     config.environment.threads, config.environment.workers = 4, 6
     assert share(config, JOBLIB) == (6, 4)
     oracle = compose_config("run", ["+experiment=oracle", "trainer=ddp"])

@@ -1,5 +1,6 @@
 """Build objects from nodes of the configuration."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
@@ -98,7 +99,7 @@ def build_environment(config: DictConfig, envs: int | None = None) -> Environmen
     changes = {} if envs is None else {"envs": envs}
     environment: Environment = build(
         config.environment,
-        hosts={name: build(node, _partial_=True) for name, node in host_nodes(config).items()},
+        hosts={name: _host_builder(node) for name, node in host_nodes(config).items()},
         data=build(config.data),
         space=build_action_space(config),
         rules=build(config.lifecycle),
@@ -109,6 +110,13 @@ def build_environment(config: DictConfig, envs: int | None = None) -> Environmen
         **changes,
     )
     return environment
+
+
+def _host_builder(node: DictConfig) -> Callable[[], Host]:
+    """Builds a new host with each call. One without nested objects needs no Hydra, so that workers start quickly."""
+    has_nested = any(key.endswith("._target_") for key in flatten(node))
+    builder: Callable[[], Host] = partial(build, node) if has_nested else build(node, _partial_=True)
+    return builder
 
 
 def build_action_space(config: DictConfig) -> ActionSpace:

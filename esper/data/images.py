@@ -185,7 +185,10 @@ class ImageStream:
         if not len(self._labels):
             self._prepare()
         images, labels = self._images[: self._batch], self._labels[: self._batch]
-        self._images, self._labels = self._images[self._batch :], self._labels[self._batch :]
+        if len(self._labels) > self._batch:
+            self._images, self._labels = self._images[self._batch :], self._labels[self._batch :]
+        else:
+            self._images, self._labels = torch.empty(0), torch.empty(0)
         return images, labels
 
     def _prepare(self) -> None:

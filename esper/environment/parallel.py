@@ -1,6 +1,7 @@
 """How many host runs are computed at the same time, and where."""
 
 import os
+from multiprocessing import current_process
 
 from esper.environment.host_runs import HostRuns, LocalRuns, RunFactory
 from esper.environment.worker_runs import WorkerRuns
@@ -29,7 +30,8 @@ def place_runs(factory: RunFactory, envs: int, workers: int | None, threads: int
             f"environment.workers={workers}: must be 0 or null for hosts on {factory.data.device}; threads train them."
         )
     if workers is None:
-        workers = min(envs, available_cores()) if on_cpu else 0
+        can_start = on_cpu and not current_process().daemon  # a daemonic process must not start others
+        workers = min(envs, available_cores()) if can_start else 0
         workers = 0 if workers == 1 else workers  # a single process does the same without a second one
     if workers:
         return WorkerRuns(factory, min(envs, workers))

@@ -3,6 +3,8 @@
 import pickle
 from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -10,6 +12,8 @@ from torch import Tensor
 
 from esper.data import Data
 from esper.environment.host_run import HostRun
+
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -49,7 +53,19 @@ def dump_shared(value: object) -> tuple[bytes, list[Tensor]]:
         return list(tensors).index(id(part))
 
     content = _dump(value, refer)
+    private = [tensor for tensor in tensors.values() if not tensor.is_shared()]  # type: ignore[no-untyped-call]
+    _check_space(private)
     return content, [tensor.share_memory_() for tensor in tensors.values()]  # type: ignore[no-untyped-call]
+
+
+def _check_space(tensors: list[Tensor]) -> None:
+    """Refuse tensors that do not fit into shared memory, where writing them would kill the process."""
+    needed = sum(tensor.nbytes for tensor in tensors)
+    if SHARED_MEMORY.is_dir() and needed > (free := disk_usage(SHARED_MEMORY).free):
+        raise ValueError(
+            f"environment.workers: the data set needs {needed / 1e6:,.0f} MB of shared memory, but {SHARED_MEMORY} has "
+            f"{free / 1e6:,.0f} MB; enlarge it (docker run --shm-size), or set environment.workers=0."
+        )
 
 
 def load_shared(content: bytes, tensors: list[Tensor]) -> Any:

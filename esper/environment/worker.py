@@ -17,7 +17,7 @@ from esper.environment.host_run import HostRun
 from esper.environment.host_runs import Change, Computation, RunFactory
 from esper.environment.transfer import dump_run, load_run, load_shared
 
-CLOSED = (EOFError, ConnectionError)  # the main process has closed its end of a connection, or has ended
+CLOSED = (EOFError, OSError)  # errors of a connection whose other end was closed, or whose process has ended
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,15 @@ def _dump_error(error: Exception) -> bytes:
 
 def _serve_transfers(transfers: Connection, runs: dict[int, HostRun], factory: RunFactory) -> None:
     """Send the states of runs that are not computed at the moment; end the process with its main process."""
-    while True:
-        try:
+    try:
+        while True:
             env, keep = pickle.loads(transfers.recv_bytes())
-        except CLOSED:
-            os._exit(0)  # even in the middle of a task: nobody waits for its result
-        transfers.send_bytes(dump_run(runs[env] if keep else runs.pop(env), factory.data))
+            try:
+                state = pickle.dumps(dump_run(runs[env], factory.data))
+            except Exception as error:  # it is raised in the main process
+                state = _dump_error(error)
+            if not keep:
+                runs.pop(env, None)
+            transfers.send_bytes(state)
+    except CLOSED:
+        os._exit(0)  # even in the middle of a task: nobody waits for its result

@@ -2,11 +2,10 @@
 
 import pickle
 import signal
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -34,6 +33,7 @@ class _Worker:
     tasks: Connection
     transfers: Connection
     env: int | None = None  # the environment of its current task
+    has_answered: bool = False
 
 
 class WorkerRuns:
@@ -50,49 +50,56 @@ class WorkerRuns:
         self.parallel = workers
         self._factory = factory
         self._workers: list[_Worker] = []
-        self._episodes: list[tuple[int, str]] = []
+        util.Finalize(self, _shut_down, (self._workers,), exitpriority=10)  # before multiprocessing waits for them
 
     def start(self, episodes: Sequence[tuple[int, str]]) -> None:
-        if not self._workers:
-            self._launch()
-        self._finish_tasks()
-        for worker in self._workers:
-            worker.tasks.send_bytes(pickle.dumps(None))
         self._episodes = list(episodes)
         self._owners: list[_Worker | None] = [None] * len(episodes)
         self._changes: list[list[Change]] = [[] for _ in episodes]
         self._seconds: list[dict[str, float]] = [{} for _ in episodes]
         self._latest = [0.0] * len(episodes)  # seconds of each run's latest task
+        with self._closed_on_error():
+            if not self._workers:
+                self._launch()
+            while any(worker.env is not None for worker in self._workers):
+                self._receive()  # what is left of a round that ended with an error
+            for worker in self._workers:
+                with _lost_worker(worker):
+                    worker.tasks.send_bytes(pickle.dumps(None))
 
     def change(self, env: int, change: Change) -> None:
         self._changes[env].append(change)
 
     def compute(self, computations: Mapping[int, Computation | None]) -> list[Tensor]:
-        self._finish_tasks()
+        if not self._workers:
+            raise RuntimeError("there are no worker processes; call reset first.")
         waiting = sorted(computations, key=lambda env: -self._latest[env])  # the longest first
-        results: dict[int, Tensor | None] = {}
-        while len(results) < len(computations):
-            for worker in self._workers:
-                if worker.env is None and waiting:
-                    env = next((env for env in waiting if self._owners[env] in (worker, None)), waiting[0])
-                    waiting.remove(env)
-                    self._send(worker, env, computations[env])
-            results |= self._receive()
-        return [value for env in computations if (value := results[env]) is not None]
+        results: dict[int, TaskResult | Exception] = {}
+        with self._closed_on_error():
+            while len(results) < len(computations):
+                for worker in self._workers:
+                    if worker.env is None and waiting:
+                        env = next((env for env in waiting if self._owners[env] in (worker, None)), waiting[0])
+                        waiting.remove(env)
+                        self._send(worker, env, computations[env])
+                results |= self._receive()
+                if any(isinstance(result, Exception) for result in results.values()):
+                    break
+        return list(self._read_results({env: results[env] for env in computations if env in results}))
 
     def fetch(self, env: int) -> HostRun:
         self.compute({env: None})  # makes pending changes
         owner = self._owners[env]
         assert owner is not None
-        return load_run(self._request_state(owner, env, keep=True), self._factory.data)
+        with self._closed_on_error():
+            state = self._request_state(owner, env, keep=True)
+        return load_run(state, self._factory.data)
 
     def seconds(self, env: int) -> dict[str, float]:
         return self._seconds[env]
 
     def close(self) -> None:
-        if self._workers:
-            self._finalizer()
-            self._workers = []
+        _shut_down(self._workers)
 
     def _launch(self) -> None:
         if get_start_method(allow_none=True) not in (None, *get_all_start_methods()):
@@ -106,10 +113,9 @@ class WorkerRuns:
                 arguments = (far_tasks, far_transfers, setup, tensors)
                 process = context.Process(target=run_worker, args=arguments, name=f"worker {index}", daemon=True)
                 process.start()
+                self._workers.append(_Worker(process, tasks, transfers))
                 far_tasks.close()  # the worker has the only copy, so that its end closes the connection
                 far_transfers.close()
-                self._workers.append(_Worker(process, tasks, transfers))
-        self._finalizer = weakref.finalize(self, _shut_down, list(self._workers))
 
     def _send(self, worker: _Worker, env: int, computation: Computation | None) -> None:
         """Give a worker a task, with the state of its run if another worker has it."""
@@ -124,32 +130,51 @@ class WorkerRuns:
             worker.tasks.send_bytes(task)
         self._owners[env], worker.env, self._changes[env] = worker, env, []
 
-    def _receive(self) -> dict[int, Tensor | None]:
+    def _receive(self) -> dict[int, TaskResult | Exception]:
         """The results of the next tasks that end, by environment."""
         busy = {worker.tasks: worker for worker in self._workers if worker.env is not None}
-        results: dict[int, Tensor | None] = {}
+        results: dict[int, TaskResult | Exception] = {}
         for connection in wait(list(busy)):
             worker = busy[connection]  # type: ignore[index]
+            assert worker.env is not None
             with _lost_worker(worker):
-                result: TaskResult | Exception = pickle.loads(worker.tasks.recv_bytes())
-            env, worker.env = worker.env, None
-            assert env is not None
-            if isinstance(result, Exception):
-                raise result
-            self._latest[env] = sum(result.seconds.values()) - sum(self._seconds[env].values())
-            self._seconds[env], results[env] = result.seconds, result.values
+                results[worker.env] = pickle.loads(worker.tasks.recv_bytes())
+            worker.env, worker.has_answered = None, True
         return results
 
-    def _finish_tasks(self) -> None:
-        """Wait for the tasks of a round that was interrupted."""
-        while any(worker.env is not None for worker in self._workers):
-            self._receive()
+    def _read_results(self, results: Mapping[int, TaskResult | Exception]) -> Iterator[Tensor]:
+        """The values of results; raises the first error among them."""
+        for result in results.values():
+            if isinstance(result, Exception):
+                raise result
+        for env, result in results.items():
+            assert isinstance(result, TaskResult)
+            self._latest[env] = sum(result.seconds.values()) - sum(self._seconds[env].values())
+            self._seconds[env] = result.seconds
+            if result.values is not None:
+                yield result.values
 
     def _request_state(self, owner: _Worker, env: int, *, keep: bool) -> bytes:
         """The state of a run that no worker computes with at the moment."""
         with _lost_worker(owner):
             owner.transfers.send_bytes(pickle.dumps((env, keep)))
-            return owner.transfers.recv_bytes()
+            state = pickle.loads(owner.transfers.recv_bytes())
+        if isinstance(state, Exception):
+            raise state
+        assert isinstance(state, bytes)
+        return state
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """End all workers on any error or interrupt inside: messages may be left in the connections.
+
+        The next round starts new workers.
+        """
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
 
 @contextmanager
@@ -159,11 +184,13 @@ def _lost_worker(worker: _Worker) -> Iterator[None]:
         yield
     except CLOSED:
         worker.process.join(EXIT_SECONDS)
-        code = worker.process.exitcode or 0
-        if code < 0:
+        code = worker.process.exitcode
+        if code is not None and code < 0:
             reason = f"was killed by {signal.Signals(-code).name}"
         else:
-            reason = f'ended with exit code {code}; a script must call esper under if __name__ == "__main__"'
+            reason = f"ended with exit code {code}"
+            if not worker.has_answered:
+                reason += '; a script must call esper under if __name__ == "__main__"'
         raise WorkerLostError(
             f"environment.workers: {worker.process.name} (process {worker.process.pid}) {reason}"
         ) from None
@@ -181,8 +208,8 @@ def _blocked_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _shut_down(workers: Sequence[_Worker]) -> None:
-    """End worker processes: each ends when its connections are closed."""
+def _shut_down(workers: list[_Worker]) -> None:
+    """End worker processes, which end when their connections are closed, and remove them from the list."""
     for worker in workers:
         worker.tasks.close()
         worker.transfers.close()
@@ -191,3 +218,4 @@ def _shut_down(workers: Sequence[_Worker]) -> None:
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
+    workers.clear()

@@ -1,6 +1,7 @@
 """One evaluation: every arm on every episode seed, then the report."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +32,38 @@ def evaluate(
     if overrides is not None:
         save_config(config, directory, overrides)
     _print_header(comparison, console)
+    with closing(comparison.environment):
+        is_complete = _run_arms(comparison, console)
+        commands = [*read_provenance(directory).commands, command]
+        results = write_results(comparison.store.latest, comparison.provenance(commands), directory, console)
+        if is_complete and config.export is not None:
+            _export_network(comparison, config.export, console)
+    return results
+
+
+def _run_arms(comparison: Comparison, console: Console) -> bool:
+    """Run all episodes that are missing; returns whether they were not interrupted."""
     columns = (TextColumn("{task.description:>10}"), BarColumn(), TextColumn("{task.percentage:.0f} %"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    selector = config.export
+    resume = f"python -m esper.evaluate resume={comparison.directory}"
     try:
         with Progress(*columns, *times, console=console, transient=True) as progress:
             comparison.run(progress)
     except KeyboardInterrupt:
         console.print("interrupted; finished episodes are saved; resume with")
-        console.print(f"  python -m esper.evaluate resume={directory}", soft_wrap=True)
-        selector = None
+        console.print(f"  {resume}", soft_wrap=True)
+        return False
     except WorkerLostError as error:
-        raise ValueError(f"{error}; resume with python -m esper.evaluate resume={directory}") from error
-    commands = [*read_provenance(directory).commands, command]
-    results = write_results(comparison.store.latest, comparison.provenance(commands), directory, console)
-    if selector is not None:
-        path, episode = comparison.export_network(selector)
-        grown = ", ".join(f"{blueprint} in {slot}" for slot, (blueprint, _) in episode.fossils.items()) or "no seed"
-        origin = f"{episode.arm} on episode seed {episode.episode_seed}"
-        summary = f"score {episode.score:.2f}, {episode.parameters:,.0f} parameters, {grown}"
-        console.print(f"{path}: network of {origin}: {summary}", soft_wrap=True)
-    comparison.environment.close()
-    return results
+        raise ValueError(f"{error}; resume with {resume}") from error
+    return True
+
+
+def _export_network(comparison: Comparison, selector: str | int, console: Console) -> None:
+    path, episode = comparison.export_network(selector)
+    grown = ", ".join(f"{blueprint} in {slot}" for slot, (blueprint, _) in episode.fossils.items()) or "no seed"
+    origin = f"{episode.arm} on episode seed {episode.episode_seed}"
+    summary = f"score {episode.score:.2f}, {episode.parameters:,.0f} parameters, {grown}"
+    console.print(f"{path}: network of {origin}: {summary}", soft_wrap=True)
 
 
 def _print_header(comparison: Comparison, console: Console) -> None:

@@ -120,13 +120,16 @@ class GrowthOptimizer:
         With a scaler, the order is: unscale, watch, clip, step, update. A seed's non-finite gradients are set to zero
         first, so that they do not make the scaler skip the host's step. `watch` is called before the gradients are
         clipped. A parameter without a gradient does not change. `keep_buffer` saves time if the next backward pass
-        reaches the same parameters: they keep the memory of their gradients, set to zero.
+        reaches the same parameters: they keep the memory of their gradients, set to zero, and one that it does not
+        reach has a gradient of zero.
         """
-        if self._gradients is None:
+        if self._gradients is None or not self._gradients.is_complete:
             self._gradients = FlatGradients(self._parameters)
+            self._add_momentum()
         if scaler is not None:
             for owner in self.owners[1:]:
-                self._gradients.of(owner).nan_to_num_(0.0, 0.0, 0.0)
+                for values in self._gradients.of(owner):
+                    values.nan_to_num_(0.0, 0.0, 0.0)
             scaler.unscale_(self.torch)
         if watch is not None:
             watch()
@@ -144,3 +147,12 @@ class GrowthOptimizer:
         else:
             self.zero_grad()
         return norms
+
+    def _add_momentum(self) -> None:
+        """Set missing momentum to zero: torch's fused SGD does not initialise it in a step that a scaler skips."""
+        if not isinstance(self.torch, torch.optim.SGD):
+            return
+        for group in self.torch.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                if parameter.grad is not None and self.torch.state[parameter].get("momentum_buffer") is None:
+                    self.torch.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)

@@ -3,17 +3,20 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from joblib.externals.loky import get_reusable_executor
 from torch import Tensor
 
 from esper.config import build_environment
-from esper.environment import Environment, EpisodeStart, WorkerLostError, parallel
+from esper.environment import Environment, EpisodeStart, WorkerLostError, parallel, transfer
 from esper.environment.host_run import HostRun, StepPlan
 from esper.environment.host_runs import LocalRuns
 from esper.environment.parallel import place_runs
@@ -145,25 +148,88 @@ def test_data_is_shared_with_workers_and_not_copied() -> None:
 
 def test_an_error_in_a_worker_is_raised_and_the_next_round_runs(workers: Environment) -> None:
     runs = workers._runs
-    runs.start([(1, "host"), (2, "host")])
-    runs.change(0, partial(HostRun.graft, slot="block1", blueprint="unknown", blend=Blend.ADD))
+    runs.start([(1, "host"), (2, "host"), (3, "host")])
+    for env in range(3):
+        runs.change(env, partial(HostRun.graft, slot="block1", blueprint="unknown", blend=Blend.ADD))
     with pytest.raises(ValueError, match="blueprint=unknown: is unknown among cnn blueprints"):
-        runs.compute({0: evaluate(), 1: evaluate()})
+        runs.compute({env: evaluate() for env in range(3)})
     assert run_random(workers, [1, 2, 3], steps=2)
 
 
-def test_a_killed_worker_raises_one_sentence() -> None:
+def test_after_an_interrupt_new_workers_run_the_next_round(
+    workers: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run_random(workers, [1, 2, 3], steps=2)
+    assert isinstance(workers._runs, WorkerRuns)
+    before = [worker.process for worker in workers._runs._workers]
+    with monkeypatch.context() as patch:
+        patch.setattr("esper.environment.worker_runs.wait", raise_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            workers.step(act(workers.space, WAIT, WAIT, WAIT))
+    assert not any(process.is_alive() for process in before)
+    with pytest.raises(RuntimeError, match="there are no worker processes; call reset first"):
+        workers.test()
+    again = run_random(workers, [1, 2, 3], steps=2)
+    assert all(is_equal(rows(expected, env), rows(again, env)) for env in range(3))
+
+
+def raise_interrupt(connections: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_killed_worker_raises_one_sentence_and_the_next_round_has_new_workers() -> None:
     env = environment(*WORKERS)
     env.reset([1, 2, 3])
     assert isinstance(env._runs, WorkerRuns)
     lost, other = (worker.process for worker in env._runs._workers)
     os.kill(lost.pid, signal.SIGKILL)
-    with pytest.raises(
-        WorkerLostError, match=rf"^environment.workers: worker 0 \(process {lost.pid}\) was killed by SIGKILL$"
-    ):
+    sentence = rf"^environment.workers: worker 0 \(process {lost.pid}\) was killed by SIGKILL$"
+    lost.join()  # between two rounds
+    with pytest.raises(WorkerLostError, match=sentence):
+        env.reset([1, 2, 3])
+    assert not other.is_alive()
+    env.reset([1, 2, 3])
+    env._runs._workers[1].process.kill()
+    with pytest.raises(WorkerLostError, match=r"worker 1 .* was killed by SIGKILL$"):
         env.step(act(env.space, WAIT, WAIT, WAIT))
     env.close()
-    assert not other.is_alive()
+
+
+def test_a_run_that_cannot_be_transferred_raises_its_error(workers: Environment) -> None:
+    runs = workers._runs
+    assert isinstance(runs, WorkerRuns)
+    runs.start([(1, "host"), (2, "host")])
+    runs.change(0, add_lock)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        runs.fetch(0)
+    assert run_random(workers, [1, 2, 3], steps=1)
+
+
+def add_lock(run: HostRun) -> None:
+    run.model.lock = threading.Lock()
+
+
+def test_a_data_set_that_does_not_fit_into_shared_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "disk_usage", lambda path: SimpleNamespace(free=1_000_000))
+    with pytest.raises(ValueError, match=r"needs 4 MB of shared memory, but /dev/shm has 1 MB; .*workers=0"):
+        dump_shared(torch.zeros(1_000_000))
+
+
+def losses_in_workers() -> list[float | str]:
+    env = environment(*WORKERS)
+    env.reset([1, 2, 3])
+    losses = env.step(act(env.space, WAIT, WAIT, WAIT)).record.now.loss.tolist()
+    env.close()
+    return [type(env._runs).__name__, *losses]
+
+
+def test_workers_run_inside_a_job_of_joblib() -> None:
+    with get_reusable_executor(max_workers=1) as executor:
+        kind, *losses = executor.submit(losses_in_workers).result(timeout=100)
+    single = environment("environment.envs=3")
+    single.reset([1, 2, 3])
+    assert losses == single.step(act(single.space, WAIT, WAIT, WAIT)).record.now.loss.tolist()
+    assert kind == "WorkerRuns"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from esper.growth.gradients import FlatGradients
-from tests.growth.test_optimizer import ON, backward, two_seeds
+from tests.growth.fixtures_hosts import backward, model, optimizer
+from tests.growth.test_optimizer import ON, two_seeds
 
 
 def networks() -> dict[str, nn.Module]:
@@ -42,8 +43,20 @@ def test_later_gradients_are_added_to_the_buffer() -> None:
     buffer = FlatGradients({owner: list(module.parameters()) for owner, module in modules.items()})
     buffer.zero()
     modules["seed"](torch.ones(1, 5)).sum().backward()
-    assert torch.equal(buffer.of("seed"), torch.ones(12))
-    assert not buffer.of("host").any()
+    assert torch.equal(*buffer.of("seed"), torch.ones(12))
+    assert not buffer.of("host")[0].any()
+    assert buffer.is_complete
+    modules["idle"](torch.ones(1, 2)).sum().backward()
+    assert not buffer.is_complete, "it has no place for a gradient that came later"
+
+
+def test_parameters_of_several_dtypes_are_clipped_together() -> None:
+    parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4, dtype=torch.float64))]
+    for parameter, value in zip(parameters, (4.0, 3.0), strict=True):
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad[0] = value
+    assert FlatGradients({"host": parameters}).clip(1.0)["host"] == 5
+    assert [parameter.grad[0].item() for parameter in parameters] == pytest.approx([0.8, 0.6])  # type: ignore[index]
 
 
 def test_a_kept_buffer_changes_no_bit_of_the_training() -> None:
@@ -55,3 +68,19 @@ def test_a_kept_buffer_changes_no_bit_of_the_training() -> None:
             trainer.step(0.3, keep_buffer=keep)
         trained.append([parameter.detach() for parameter in growing.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*trained, strict=True))
+
+
+def test_a_first_step_that_a_scaler_skips_leaves_no_momentum() -> None:
+    growing = model("cnn", 8)
+    trainer, scaler = optimizer(growing), torch.amp.GradScaler("cpu")
+    for scale in (torch.inf, 1.0):
+        backward(growing, {})
+        for parameter in growing.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= scale * scaler.scale(torch.ones(()))
+        before = [parameter.detach().clone() for parameter in growing.parameters()]
+        trainer.step(0.3, scaler)
+        if scale == torch.inf:
+            assert all(torch.equal(one, other) for one, other in zip(before, growing.parameters(), strict=True))
+            assert all(not state["momentum_buffer"].any() for state in trainer.torch.state.values())
+    assert any(state["momentum_buffer"].any() for state in trainer.torch.state.values())
