@@ -1,5 +1,6 @@
 """A worker process: it holds host runs and computes with them, one at a time."""
 
+import ctypes
 import os
 import pickle
 import threading
@@ -18,6 +19,9 @@ from esper.environment.host_runs import Change, Computation, RunFactory
 from esper.environment.transfer import dump_run, load_run, load_shared
 
 CLOSED = (EOFError, OSError)  # errors of a connection whose other end was closed, or whose process has ended
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+LARGE_BLOCK = 2**28  # bytes; features of a validation batch are smaller
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def run_worker(tasks: Connection, transfers: Connection, setup: bytes, tensors: 
         setup, tensors: a `Setup`, from `dump_shared`
     """
     torch.set_num_threads(1)
+    keep_freed_memory()
     content: Setup = load_shared(setup, tensors)
     add_missing(content.blueprints)
     runs: dict[int, HostRun] = {}
@@ -66,6 +71,17 @@ def run_worker(tasks: Connection, transfers: Connection, setup: bytes, tensors: 
                 runs.clear()
             else:
                 tasks.send_bytes(_run_task(task, runs, content.factory))
+
+
+def keep_freed_memory() -> None:
+    """Make glibc reuse large blocks of memory: by default it returns them, and every use faults their pages in again.
+
+    Validation batches then take half the time in a new process. Elsewhere than with glibc nothing happens.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            mallopt(option, LARGE_BLOCK)
 
 
 def _run_task(task: Task, runs: dict[int, HostRun], factory: RunFactory) -> bytes:
