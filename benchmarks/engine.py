@@ -47,8 +47,8 @@ IMAGES = ["data=synthetic_images", "data.train=10000", "data.validation=2000"]
 TEXT = ["data=synthetic_stories", "optimizer=adamw", "environment.batch=16", "environment.validation_batch=32"]
 TASKS = {  # overrides, hosts, training batches in a step, blueprint of the seeds
     "cifar_ppo": (["+experiment=cifar_ppo", *IMAGES, "data.resolution=16"], 8, 16, "conv_light"),
-    "32x32, batch 128": (["host=cifar_baseline", *IMAGES, "environment.batch=128"], 4, 8, "conv_light"),
-    "GPT, batch 16": (["host=tinystories_small", *TEXT], 4, 6, "mlp_small"),
+    "32x32, batch 128": (["host=cifar_baseline", *IMAGES, "environment.batch=128"], 2, 8, "conv_light"),
+    "GPT, batch 16": (["host=tinystories_small", *TEXT], 2, 4, "mlp_small"),
 }
 COLUMNS = (
     "train / limit",
@@ -168,8 +168,11 @@ def measure(bench: Bench, repeats: int) -> list[str]:
         return run
 
     steps = {"workers": bench.step(many), "one": bench.step(single), "threads": bench.step(local)}
-    steps |= {"plain": repeat(bench.loop(plain, plain=True)), "bare": repeat(bench.loop(bare, plain=True))}
+    steps["plain"] = repeat(bench.loop(plain, plain=True))
+    if bench.blueprint:
+        steps["bare"] = repeat(bench.loop(bare, plain=True))
     seconds = time_interleaved(steps, repeats)
+    seconds.setdefault("bare", seconds["plain"])
     seconds |= time_interleaved({"train": bench.train(first), "limit": bench.loop(limit, plain=False)}, 4 * repeats)
     for runs in (local, single, many):
         runs.close()
@@ -184,17 +187,18 @@ def measure(bench: Bench, repeats: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--tasks", nargs="*", choices=TASKS, default=list(TASKS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    table = Table("task", "seeds", *COLUMNS)
+    console, table = Console(width=150), Table("task", "seeds", *COLUMNS)
     for name in arguments.tasks:
         overrides, hosts, batches, blueprint = TASKS[name]
         for seeds in (None, blueprint):
             row = measure(Bench(overrides, hosts, batches, seeds), arguments.repeats)
             table.add_row(f"{name}, {hosts} hosts", f"3 {seeds}" if seeds else "none", *row)
-    Console(width=150).print(table)
+            console.print(f"measured {name}, {f'three {seeds}' if seeds else 'no seeds'}")
+    console.print(table)
 
 
 if __name__ == "__main__":
