@@ -173,7 +173,7 @@ def measure(bench: Bench, repeats: int) -> list[str]:
         steps["bare"] = repeat(bench.loop(bare, plain=True))
     seconds = time_interleaved(steps, repeats)
     seconds.setdefault("bare", seconds["plain"])
-    seconds |= time_interleaved({"train": bench.train(first), "limit": bench.loop(limit, plain=False)}, 4 * repeats)
+    seconds |= time_interleaved({"train": bench.train(first), "limit": bench.loop(limit, plain=False)}, 3 * repeats)
     for runs in (local, single, many):
         runs.close()
     bench.env.close()

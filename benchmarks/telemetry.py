@@ -46,7 +46,7 @@ def _time_hook(hook: Any, name: str, seconds: dict[str, float]) -> Any:
 
 def main() -> None:
     training.configure_process()
-    overrides = sys.argv[1:] or ["+experiment=quickstart", "rounds=8"]
+    overrides = sys.argv[1:] or ["+experiment=quickstart", "rounds=4"]
     seconds: dict[str, float] = defaultdict(float)
     build_callbacks, round_listeners = training.build_callbacks, training.round_listeners
     training.build_callbacks = lambda *args: [time_hooks(callback, seconds) for callback in build_callbacks(*args)]
