@@ -189,6 +189,7 @@ def test_an_error_on_the_command_line_is_one_sentence_without_a_traceback(
         ),
         ("policy.floors={slt: 0.1}", r"^policy.floors={'slt': 0.1}: must be in \[0, 1\) by head"),
         ("device=cuda", r"^device=cuda: there is no CUDA device here"),
+        ("data.device=cuda", r"^data.device=cuda: there is no CUDA device here"),
         ("resume=nowhere", r"^resume=nowhere: must be latest or the directory of the run to resume\.$"),
         ("resume=latest", r"^resume=latest: there is no run under outputs/ here\.$"),
     ],

@@ -18,10 +18,7 @@ from esper.telemetry.metrics import METRICS, find_metric
 def check_training_config(config: DictConfig) -> None:
     """Refuse a configuration of `esper.run` that cannot be trained with."""
     check_types(config, RunConfig)
-    try:
-        torch.device(config.device)
-    except RuntimeError:
-        raise ValueError(f"device={config.device}: must be a device of torch, such as cpu or cuda:0.") from None
+    _check_device("device", config.device)
     if str(config.trainer.precision) not in ("32", "32-true"):
         raise ValueError(
             f"trainer.precision={config.trainer.precision}: must be 32-true, so that log-probabilities of the update "
@@ -66,8 +63,8 @@ def check_types(config: DictConfig, schema: type) -> None:
 
 def _check_growth(config: DictConfig) -> None:
     import_plugins(config)
-    if str(config.device).startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={config.device}: there is no CUDA device here; cpu is allowed.")
+    for key in ("device", "data.device"):
+        _check_device(key, OmegaConf.select(config, key))
     train = config.data.get("train")
     if train is not None and config.environment.batch > train:
         raise ValueError(f"environment.batch={config.environment.batch}: must be at most data.train={train}.")
@@ -89,6 +86,15 @@ def _check_growth(config: DictConfig) -> None:
         raise ValueError(
             f"data: must be {kind} for a host of topology {host.topology}; choose another data set or host."
         )
+
+
+def _check_device(key: str, name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"{key}={name}: must be a device of torch, such as cpu or cuda:0.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"{key}={name}: there is no CUDA device here; cpu is allowed.")
 
 
 def _check_reward(config: DictConfig) -> None:
