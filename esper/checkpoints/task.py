@@ -16,10 +16,11 @@ from esper.config import compose_config, flatten, import_plugins, outline_host
 from esper.ppo import read_checkpoint
 
 TASK = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor", "reward", "gamma")
-LOCAL_KEYS = (  # do not change an episode
+LOCAL_KEYS = (  # do not change an episode, or only its last bits
     "environment.envs",
     "environment.threads",
     "environment.workers",
+    "optimizer.build.fused",
     "data.root",
     "data.device",
 )
