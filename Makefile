@@ -27,7 +27,7 @@ test: lint
 	$(BIN)/pytest --numprocesses 2
 
 bench: install
-	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/engine.py --repeats 1
 	$(BIN)/python benchmarks/telemetry.py
 
 docs: install

@@ -1,6 +1,6 @@
 """The speed of the environment that trains N hosts, as ratios measured in one interleaved run.
 
-    python benchmarks/engine.py            about three minutes on two cores; nothing is downloaded
+    python benchmarks/engine.py            about five minutes on two cores; nothing is downloaded
     python benchmarks/engine.py --tasks cifar_ppo --repeats 10
 
 A row is a task without seeds, or with three blended seeds whose contributions are measured in every step. Columns:
