@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.controllers.controller import first_available, is_legal, make_action, wait_action
-from esper.lifecycle import ActionSpace, Blend, Op
+from esper.lifecycle import ActionSpace, Blend, Masks, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
 from esper.observation import Observation
 from esper.rng import make_generator
 
@@ -50,19 +50,24 @@ class ScheduleController:
         return [0] * len(episode_seeds)  # number of finished entries
 
     def act(self, observation: Observation, memory: list[int]) -> tuple[Tensor, list[int]]:
-        pairs = [self._act_in(observation, env, done) for env, done in enumerate(memory)]
+        view = observation.view
+        return self.choose(observation.masks, view.step, view.steps, memory)
+
+    def choose(self, masks: Masks, step: int, steps: int, memory: list[int]) -> tuple[Tensor, list[int]]:
+        """As `act`, from the legal options after `step` of `steps` steps: a schedule depends on nothing else."""
+        pairs = [self._choose_in(masks, env, step, steps, done) for env, done in enumerate(memory)]
         return torch.stack([action for action, _ in pairs]), [done for _, done in pairs]
 
-    def _act_in(self, observation: Observation, env: int, done: int) -> tuple[Tensor, int]:
-        space, view, masks = self._space, observation.view, observation.masks
+    def _choose_in(self, masks: Masks, env: int, step: int, steps: int, done: int) -> tuple[Tensor, int]:
+        space = self._space
         for slot in space.slots:
             if is_legal(space, masks, env, Op.FOSSILIZE, slot):
                 return make_action(space, Op.FOSSILIZE, slot=slot), done
         if done < len(self._entries):
             entry = self._entries[done]
-            due = entry.at * view.steps if entry.at < 1 else entry.at
+            due = entry.at * steps if entry.at < 1 else entry.at
             slot = self._slot(entry.slot)
-            if view.step >= due and is_legal(space, masks, env, Op.GERMINATE, slot):
+            if step >= due and is_legal(space, masks, env, Op.GERMINATE, slot):
                 blueprint = first_available(space, entry.blueprint)
                 return make_action(space, Op.GERMINATE, slot=slot, blueprint=blueprint, blend=entry.blend), done + 1
         for slot in space.slots:
@@ -111,3 +116,19 @@ def random_schedule(space: ActionSpace, steps: int, rng_seed: int) -> list[Sched
         )
         for column in order[: draw(len(space.slots) + 1)]
     ]
+
+
+def keeps_every_seed(space: ActionSpace, rules: Rules, steps: int, entries: Sequence[ScheduleEntry]) -> bool:
+    """Whether each entry of a schedule germinates, and its seed is committed by the end of the episode.
+
+    The episode is simulated without a host: seeds are healthy and contribute.
+    """
+    controller = ScheduleController(space, entries)
+    slots, memory = Slots.empty(1, len(space.slots)), controller.begin([0])
+    useful = SeedMeasurements(torch.full_like(slots.alpha, torch.inf), torch.ones_like(slots.alpha))
+    for step in range(steps):
+        action, memory = controller.choose(legal(slots, space, rules), step, steps, memory)
+        slots, _ = apply(slots, action, space, rules)
+        slots, _ = tick(slots, useful, space, rules)
+    slots, _ = commit(slots, rules)
+    return int((slots.stage == Stage.FOSSILIZED).sum()) == len(entries)

@@ -16,7 +16,7 @@ PACKAGES = ("torch", "lightning", "hydra-core", "numpy")  # whose versions are r
 OLD_PROVENANCE_KEYS = {"learners": "checkpoints", "searched": "search_gflops"}  # of files of version 0.1
 PROVENANCE_TYPES = {
     "commands": list, "versions": dict, "checkpoints": dict, "remarks": list, "reference": str,
-    "search_gflops": float | int,
+    "search_gflops": float | int, "searches": dict, "oracle": str,
 }  # fmt: skip
 
 
@@ -31,6 +31,8 @@ class Provenance:
         remarks: sentences about lines that cannot be read, transfer, missing episodes
         reference: the arm that the others are compared with; None picks one
         search_gflops: GFLOPs that the schedule search took, for each host; None without a search
+        searches: by arm, what a search under a budget has chosen, and its cost (`SearchOutcome`)
+        oracle: the arm with the best plan of all searches; None without a search
     """
 
     commands: Sequence[str] = ()
@@ -39,6 +41,8 @@ class Provenance:
     remarks: Sequence[str] = ()
     reference: str | None = None
     search_gflops: float | None = None
+    searches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    oracle: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -73,6 +77,8 @@ def merge_provenance(sources: Sequence[Provenance]) -> Provenance:
         remarks=list(dict.fromkeys(remark for source in sources for remark in source.remarks)),
         reference=references.pop() if len(references) == 1 else None,
         search_gflops=max((source.search_gflops for source in sources if source.search_gflops), default=None),
+        searches=sources[0].searches if len(sources) == 1 else {},
+        oracle=sources[0].oracle if len(sources) == 1 else None,
     )
 
 
