@@ -35,7 +35,7 @@ from rich.table import Table
 from esper.config import build, build_environment, compose_config
 from esper.environment import Environment
 from esper.environment.host_run import HostRun, StepPlan
-from esper.environment.host_runs import HostRuns
+from esper.environment.host_runs import HostRuns, RunOrigin
 from esper.environment.parallel import available_cores, place_runs
 from esper.growth import Mode, SeedSetting
 from esper.hosts.cnn import ChannelsLast
@@ -79,13 +79,13 @@ class Bench:
         self.env: Environment = build_environment(self.config)
         slots = self.env.space.slots[:3] if blueprint else ()
         on = {slot: SeedSetting(Mode.BLENDED, 1.0) for slot in slots}
-        self.plan = StepPlan(on, on, tuple(on), batches)
+        self.plan = StepPlan(on, on, tuple(on), batches, (0.5, 0.5))
         self.hosts, self.blueprint = hosts, blueprint
 
     def place(self, workers: int, threads: int | None = None) -> HostRuns:
         """New host runs with their seeds, in worker processes or in threads."""
         runs = place_runs(self.env.factory, self.hosts, workers, threads)
-        runs.start([(seed, self.env.host_pool.host_name(seed)) for seed in range(self.hosts)])
+        runs.start([RunOrigin(seed, self.env.host_pool.host_name(seed)) for seed in range(self.hosts)])
         for env in range(self.hosts):
             for slot in self.plan.settings:
                 runs.change(env, partial(HostRun.graft, slot=slot, blueprint=self.blueprint, blend=Blend.ADD))
@@ -93,7 +93,7 @@ class Bench:
 
     def step(self, runs: HostRuns) -> Callable[[], object]:
         """A whole step of all hosts."""
-        work = partial(HostRun.train_and_measure, plan=self.plan, progress=(0.5, 0.5))
+        work = partial(HostRun.train_and_measure, plan=self.plan)
         return lambda: runs.compute(dict.fromkeys(range(self.hosts), work))
 
     def train(self, run: HostRun) -> Callable[[], object]:

@@ -4,15 +4,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from esper.blueprints import Blueprint, blueprints
 from esper.command_line import CONF
-from esper.config import load_preset
+from esper.config import build, compose_config, load_preset
 from esper.flops import Flops, attention_flops, conv_flops, linear_flops, symmetric_flops
 from esper.growth import Seed
 from esper.growth.seed import BlendGate
-from esper.hosts import GPTHost, Host
+from esper.hosts import VARIANTS, GPTHost, Host, variant_arguments
 from esper.hosts.gpt import SelfAttention
 from esper.lifecycle import Blend
 from tests.fixtures_flops import counter
@@ -38,18 +39,22 @@ def count_flops(run: Callable[..., Tensor], *arguments: object) -> tuple[int, in
     return forward, count.get_total_flops() - forward
 
 
-def make_meta_host(preset: str) -> tuple[Host, Tensor]:
+def make_meta_host(preset: str, variant: str | None = None) -> tuple[Host, Tensor]:
     """A host on the meta device, and a sample for it."""
     with torch.device("meta"):
         host = load_preset(f"host/{preset}")
+        if variant is not None:
+            arguments = variant_arguments(type(host), compose_config(f"host/{preset}").host, variant)
+            host = build(OmegaConf.create(arguments))
         if isinstance(host, GPTHost):
             return host, torch.zeros(1, host.block_size, dtype=torch.long)
         return host.eval(), torch.zeros(1, 3, 32, 32)  # in training, BatchNorm refuses the single value of cifar_colour
 
 
+@pytest.mark.parametrize("variant", [None, *VARIANTS])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_stated_flops_of_every_segment_match_torchs_count(preset: str) -> None:
-    host, x = make_meta_host(preset)
+def test_the_stated_flops_of_every_segment_match_torchs_count(preset: str, variant: str | None) -> None:
+    host, x = make_meta_host(preset, variant)
     stated = host.flops(x.shape[1:])
     assert stated is not None
     for index, (cost, segment) in enumerate(zip(stated, host.segments, strict=True)):

@@ -8,8 +8,10 @@ from esper.config.build import (
     build_with,
     grows_hosts,
     host_nodes,
+    host_variants,
     load_preset,
     outline_host,
+    variant_nodes,
 )
 from esper.config.compose import chosen_options, compose_config, flatten, typed_overrides
 from esper.config.errors import describe_error, remove_empty_run
@@ -35,6 +37,7 @@ __all__ = [
     "flatten",
     "grows_hosts",
     "host_nodes",
+    "host_variants",
     "import_plugins",
     "load_preset",
     "migrate_config",
@@ -42,4 +45,5 @@ __all__ = [
     "outline_host",
     "remove_empty_run",
     "typed_overrides",
+    "variant_nodes",
 ]

@@ -1,6 +1,6 @@
 """Build objects from nodes of the configuration."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from esper.config.compose import compose_config, flatten, group_names
 from esper.config.signatures import check_names, check_target, check_value
 from esper.data import DataError
 from esper.environment import Environment
-from esper.hosts import Host
+from esper.hosts import VARIANTS, Host, variant_arguments
 from esper.lifecycle import ActionSpace
 
 
@@ -135,6 +135,30 @@ def host_nodes(config: DictConfig) -> dict[str, DictConfig]:
     if not config.host.hosts:
         raise ValueError("host.hosts={}: must have at least one host; host=cifar_mixed is an example.")
     return {str(name): node for name, node in config.host.hosts.items()}
+
+
+def variant_nodes(config: DictConfig, names: Sequence[str] = VARIANTS) -> dict[str, dict[str, DictConfig]]:
+    """The nodes of wider and deeper variants of each host: by host, then by variant, without those it does not have."""
+    return {name: _variant_nodes(node, names) for name, node in host_nodes(config).items()}
+
+
+def _variant_nodes(node: DictConfig, names: Sequence[str]) -> dict[str, DictConfig]:
+    target = get_object(node._target_)
+    if not (isinstance(target, type) and issubclass(target, Host)):
+        return {}
+    arguments = OmegaConf.to_container(node, resolve=True)
+    assert isinstance(arguments, dict)
+    plain = {str(key): value for key, value in arguments.items()}
+    changed = {name: variant_arguments(target, plain, name) for name in names}
+    return {name: OmegaConf.create(each) for name, each in changed.items() if each is not None}
+
+
+def host_variants(config: DictConfig, names: Sequence[str] = VARIANTS) -> dict[str, dict[str, Callable[[], Host]]]:
+    """Builders of the variants of each host: by host, then by variant. Nothing is built yet."""
+    return {
+        host: {name: _host_builder(node) for name, node in variants.items()}
+        for host, variants in variant_nodes(config, names).items()
+    }
 
 
 def outline_host(config: DictConfig) -> Host:

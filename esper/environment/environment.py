@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -11,16 +12,17 @@ from torch import Tensor
 from esper.arguments import Count
 from esper.data import Data
 from esper.environment.accounting import CostAccounting, batches_for
+from esper.environment.clock import BudgetClock, make_clock
 from esper.environment.governor import Governor, RollbackReason
 from esper.environment.host_pool import HostPool
-from esper.environment.host_run import HostRun, HostRunOptions, StepPlan
-from esper.environment.host_runs import RunFactory
+from esper.environment.host_run import HostRun, HostRunOptions, StepPlan, vector_width
+from esper.environment.host_runs import RunFactory, RunOrigin
 from esper.environment.parallel import place_runs
 from esper.environment.record import StepRecord, net_score
 from esper.environment.run_changes import RunChanges, indices
-from esper.environment.start import EpisodeStart, initial_slots
+from esper.environment.start import EpisodeStart, check_fossils, graft_fossils, initial_slots
 from esper.environment.step import GrowthStep, RewardResult
-from esper.growth import GrowingHost, GrowthOptimizer, Mode, SeedSetting, fossil_settings, seed_settings
+from esper.growth import GrowingHost, GrowthOptimizer, LRSchedule, Mode, SeedSetting, fossil_settings, seed_settings
 from esper.hosts import Host
 from esper.lifecycle import (
     ActionSpace,
@@ -31,12 +33,21 @@ from esper.lifecycle import (
     Slots,
     Stage,
     apply,
+    commit,
     evict,
     legal,
     tick,
 )
-from esper.observation import HostMeasurements, Observation, View, first_view, next_view, observe
-from esper.observation.features import BASE_WIDTH, SLOT_WIDTH
+from esper.observation import (
+    FEATURE_SETS,
+    ClockView,
+    HostMeasurements,
+    Observation,
+    View,
+    first_view,
+    next_view,
+    observe,
+)
 
 
 class Environment:
@@ -52,10 +63,10 @@ class Environment:
         envs: maximum number of parallel episodes
         steps: decisions in an episode
         batch: samples in a training batch
-        batches: training batches in a step
+        batches: training batches in a step; None measures episodes in FLOPs
         validation_batch: samples in a batch of validation and test
         attribution_every: steps between measurements of contribution; 0 is never
-        attribution_share: share of the validation split, from its start, that measures contribution
+        attribution_share: share of the validated samples, from the first, that measures contribution
         gradient_stride: batches between measurements of gradient health
         time_limit: how the last step ends the episode, `terminate` or `truncate`
         precision: 32, bf16 or fp16
@@ -63,6 +74,13 @@ class Environment:
         workers: processes that train the hosts; 0 is none: threads of this process train them; None is one for each
             core, and none on a GPU
         threads: threads that train the hosts if there are no workers; None is one for each core
+        variants: for each host, functions that build wider and deeper ones, by name
+        budget, budget_batches, validation_samples, validation_every, measure_share: see BudgetClock; used if `batches`
+            is None
+        features: the feature set that controllers observe
+        rent: points that the score of an episode loses for each factor e of growth in parameters
+        schedule: the schedule of the learning rates, for the share that is left; None is a constant
+        seed_init: whether the last layer of a new seed is zero, `identity`, or `random`
     """
 
     def __init__(
@@ -78,7 +96,7 @@ class Environment:
         envs: Count,
         steps: Count,
         batch: Count,
-        batches: Count,
+        batches: Count | None,
         validation_batch: Count,
         attribution_every: int,
         attribution_share: float,
@@ -88,10 +106,20 @@ class Environment:
         coadapt: bool,
         workers: int | None,
         threads: int | None,
+        variants: Mapping[str, Mapping[str, Callable[[], Host]]] | None = None,
+        budget: float | None = None,
+        budget_batches: float | None = None,
+        validation_samples: Count = 200,
+        validation_every: Count = 1,
+        measure_share: float = 0.1,
+        features: Literal["absolute", "scale_free"] = "absolute",
+        rent: float = 1.0,
+        schedule: LRSchedule | None = None,
+        seed_init: Literal["identity", "random"] = "identity",
     ) -> None:
         sizes = {"envs": envs, "steps": steps, "batches": batches, "gradient_stride": gradient_stride}
         for key, value in {**sizes, "validation_batch": validation_batch}.items():
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"environment.{key}={value}: must be at least 1.")
         if not 1 <= batch <= data.size("train"):
             raise ValueError(
@@ -103,16 +131,36 @@ class Environment:
             raise ValueError(f"environment.attribution_share={attribution_share}: must be above 0 and at most 1.")
         self.space, self.rules, self.data, self.envs, self.steps = space, rules, data, envs, steps
         self.name = data.name
-        self.layout = Layout.from_space(space, BASE_WIDTH, SLOT_WIDTH)
+        self._features, self._rent, self._schedule = FEATURE_SETS[features], rent, schedule
+        self.layout = Layout.from_space(space, self._features.base_width, self._features.slot_width, features)
+        self._clock = make_clock(
+            batches=batches,
+            budget=budget,
+            budget_batches=budget_batches,
+            validation_samples=validation_samples,
+            validation_every=validation_every,
+            measure_share=measure_share,
+        )
+        self.controller_flops = 0  # of a decision, for episodes without their own EpisodeStart
         self._make_governor, self._reward = governor, reward
         self._attribution_every, self._time_limit = attribution_every, time_limit
         self._options = HostRunOptions(
-            batch, batches, validation_batch, attribution_share, gradient_stride, str(precision), coadapt
+            batch,
+            validation_batch,
+            attribution_share,
+            gradient_stride,
+            str(precision),
+            coadapt,
+            space.slots,
+            seed_init,
         )
         example, _ = next(data.batches("validation", 1))
-        self.host_pool = HostPool(hosts, example, space.slots)
+        self.host_pool = HostPool(hosts, example, space.slots, variants)
         self.host_pool.check_outputs(data)
-        self.factory = RunFactory(hosts, optimizer, data, self._options)
+        if isinstance(self._clock, BudgetClock):
+            for name, costs in self.host_pool.items():
+                self._clock.check(name, float(costs.train({}, {}) * batch))
+        self.factory = RunFactory(hosts, optimizer, data, self._options, variants or {})
         self._runs = place_runs(self.factory, envs, workers, threads)
         self._episodes = 0  # of the current round
 
@@ -123,9 +171,20 @@ class Environment:
             raise ValueError(
                 f"episode_seeds: {len(episode_seeds)} were given, must be between 1 and environment.envs={self.envs}."
             )
-        self._starts = list(starts or [EpisodeStart()] * len(episode_seeds))
+        default = EpisodeStart(controller_flops=self.controller_flops)
+        self._starts = list(starts or [default] * len(episode_seeds))
         self._episodes = len(episode_seeds)
-        self._runs.start([(episode_seed, self.host_pool.host_name(episode_seed)) for episode_seed in episode_seeds])
+        check_fossils(self._starts, self.space)
+        bare = [self.host_pool.costs(episode_seed) for episode_seed in episode_seeds]
+        pairs = list(zip(episode_seeds, self._starts, strict=True))
+        costs = [self.host_pool.costs(episode_seed, start.host) for episode_seed, start in pairs]
+        self._wide_costs = [self.host_pool.costs(episode_seed, start.widen) for episode_seed, start in pairs]
+        self._runs.start(
+            [
+                RunOrigin(episode_seed, self.host_pool.host_name(episode_seed), start.host, start.lr_scale)
+                for episode_seed, start in pairs
+            ]
+        )
         self._slots = initial_slots(self._starts, self.space)
         self._changes = RunChanges(self._runs, self.space, self._episodes)
         self._changes.graft(self._slots.stage == Stage.FOSSILIZED, self._slots)
@@ -133,11 +192,16 @@ class Environment:
         all_envs = torch.ones(len(episode_seeds), dtype=torch.bool)
         self._governor = self._make_governor(envs=len(episode_seeds), chance=math.log(self.data.options))
         self._changes.save_snapshots(all_envs, self._slots)
-        costs = [self.host_pool.costs(episode_seed) for episode_seed in episode_seeds]
-        self._accounting = CostAccounting(costs, self.data, self.space, self._options)
-        now = self._measure_untrained(all_envs, self._slots, False)
+        self._accounting = CostAccounting(bare, costs, self.data, self.space, self._options)
+        self._budgets = [
+            self._clock.budget(self._accounting.bare_batch_flops(env), self.steps, start)
+            for env, start in enumerate(self._starts)
+        ]
+        is_measured = torch.tensor([start.measured or not self.is_budgeted for start in self._starts])
+        now = self._measure_untrained(is_measured, self._slots, False)
         self._initial_score = now.score
-        self._view = first_view(self.steps, self._slots, now, self._accounting.host_parameters)
+        self._clock_view = self._first_clock_view(now.loss, is_measured)
+        self._view = first_view(self.steps, self._slots, now, self._accounting.host_parameters, self._clock_view)
         return self._observe()
 
     @torch.inference_mode(False)
@@ -150,18 +214,18 @@ class Environment:
         chosen = action.cpu()
         decision = self.space.decode(chosen)
         during, applied = apply(before, chosen, self.space, self.rules)
-        self._apply_events(during, applied, earlier.score)
-        self._changes.save_fossils(applied.into(Stage.FOSSILIZED), self._governor.is_healthy(), during)
+        during, entered = self._follow_plans(during, applied.entered, step, last)
+        self._apply_events(during, Events(entered), earlier.score)
+        self._changes.save_fossils(entered[..., Stage.FOSSILIZED], self._governor.is_healthy(), during)
 
-        progress = (step / self.steps, (step + 1) / self.steps)
         plans = {env: self._plan(env, during, step, last) for env in range(self._episodes)}
-        train = {env: partial(HostRun.train_and_measure, plan=plan, progress=progress) for env, plan in plans.items()}
-        now = self._accounting.unpack_measurements(self._compute(train), during, last)
-        reason = self._rollback_reason(now.loss, last)
-        governed, evicted = during, torch.zeros_like(applied.entered)
+        train = {env: partial(HostRun.train_and_measure, plan=plan) for env, plan in plans.items()}
+        is_measured = torch.tensor([plan.measure or not self.is_budgeted for plan in plans.values()])
+        now = self._accounting.unpack_measurements(self._compute(train), during, last, is_measured)
+        reason = self._rollback_reason(now, last, is_measured, torch.tensor([p.batches > 0 for p in plans.values()]))
+        governed, evicted = during, torch.zeros_like(entered)
         if reason.any():
             governed, now, evicted = self._roll_back(during, now, reason > 0, last)
-
         measurements = SeedMeasurements(contribution=now.contribution, health=now.seed_health)
         after, ticked = tick(governed, measurements, self.space, self.rules)
         self._remove_pruned(ticked)
@@ -175,20 +239,23 @@ class Environment:
             before=before,
             during=during,
             after=after,
-            entered=applied.entered | evicted | ticked.entered,
+            entered=entered | evicted | ticked.entered,
             earlier=earlier,
             now=now,
             initial_score=self._initial_score,
             host_parameters=self._accounting.host_parameters,
             seed_parameters=self._accounting.seed_parameters(during),
+            batches=torch.tensor([plan.batches for plan in plans.values()]),
             rollback=reason,
             terminated=ended if self._time_limit == "terminate" else torch.zeros_like(ended),
             truncated=ended if self._time_limit == "truncate" else torch.zeros_like(ended),
         )
         rewarded = self._reward(record)
         self._slots = after
+        self._clock_view = self._next_clock_view(record, is_measured | (reason > 0))
+        seed_parameters = self._accounting.seed_parameters(after)
         self._view = next_view(
-            self._view, after, now, self._accounting.seed_parameters(after), decision.op, decision.slot, reason > 0
+            self._view, after, now, seed_parameters, decision.op, decision.slot, reason > 0, self._clock_view
         )
         return GrowthStep(self._observe(), rewarded.total, rewarded, record.terminated, record.truncated, record)
 
@@ -207,6 +274,23 @@ class Environment:
         """FLOPs of the episodes so far by part, float64 [envs] each; their sum is `view.now.flops`."""
         return {part: flops.clone() for part, flops in self._accounting.flops_by_part.items()}
 
+    @property
+    def is_budgeted(self) -> bool:
+        """Whether episodes are measured in FLOPs."""
+        return self._clock.is_budgeted
+
+    @property
+    def rent(self) -> float:
+        """Points that the score of an episode loses for each factor e of growth in parameters."""
+        return self._rent
+
+    def budget_flops(self, episode_seed: int) -> float:
+        """The budget of an episode."""
+        if not self.is_budgeted:
+            raise ValueError("environment: has no budget; use environment=budget.")
+        bare = float(self.host_pool.costs(episode_seed).train({}, {}) * self._options.batch)
+        return self._clock.budget(bare, self.steps, EpisodeStart())
+
     def batches_for(self, flops: float, fossils: Mapping[str, tuple[str, str]], episode_seed: int) -> int:
         """`EpisodeStart.batches` for an episode that starts with these fossils, grows no others and costs `flops`."""
         initial_slots([EpisodeStart(fossils=fossils)], self.space)  # raises on unknown names
@@ -222,7 +306,7 @@ class Environment:
         """The validation results of the episodes so far: tensors [envs]."""
         now, growth = self._view.now, self._view.now.parameters / self._view.host_parameters
         return {
-            "score": net_score(now.score, growth),
+            "score": net_score(now.score, growth, self._rent),
             "validation_score": now.score,
             "loss": now.loss,
             "growth": growth,
@@ -234,7 +318,7 @@ class Environment:
         """Wall-clock seconds of each phase, and training samples, of the episodes so far."""
         seconds = [self._runs.seconds(env) for env in range(self._episodes)]
         phases = {name: sum(each[name] for each in seconds) / self._runs.parallel for name in ("train", "measure")}
-        samples = self._episodes * self._view.step * self._options.batches * self._options.batch
+        samples = sum(self._accounting.batches) * self._options.batch
         return {**phases, "samples": float(samples)}
 
     def committed_settings(self, env: int) -> dict[str, SeedSetting]:
@@ -268,13 +352,42 @@ class Environment:
         return torch.stack(results).cpu()
 
     def _plan(self, env: int, during: Slots, step: int, last: bool) -> StepPlan:
+        """The plan of a run's next step, which is charged."""
+        start = self._starts[env]
         settings = seed_settings(during, env, self.space.slots)
-        batches = self._starts[env].batches_in_step(step, self.steps, self._options.batches)
         final = fossil_settings(during, env, self.space.slots) if last else settings
         off = () if last else self._slots_to_probe(settings, during, env, step)
-        plan = StepPlan(settings, final, off, batches, measure=self._changes.must_measure(env, batches, (final, off)))
-        self._accounting.charge_step(env, plan, during)
+        plan = StepPlan(settings, final, off, 0, (0.0, 0.0))
+        self._accounting.charge_controller(env, start.controller_flops)
+        samples = self._clock.samples(self.data.size("validation"))
+        spending = partial(self._accounting.spending, env, plan, during, self._budgets[env], samples)
+        size = self._clock.step_size(step, self.steps, start, spending)
+        measure = size.measure and self._changes.must_measure(env, size.batches, (final, off, size.samples))
+        plan = replace(plan, batches=size.batches, progress=size.progress, measure=measure, samples=size.samples)
+        self._accounting.charge_step(env, plan, during, measurement=size.charge)
         return plan
+
+    def _follow_plans(self, slots: Slots, entered: Tensor, step: int, last: bool) -> tuple[Slots, Tensor]:
+        """Graft the fossils and widen the hosts of episodes whose time has come; commit seeds before the last step.
+
+        Returns the slots, and the stages that they entered: bool [envs, slots, stages].
+        """
+        due = [start.starts_at(self.steps) == step for start in self._starts]
+        slots, new = graft_fossils(
+            slots, self._starts, self.space, [is_due and start.at > 0 for is_due, start in zip(due, self._starts, strict=True)]
+        )
+        entered = entered.clone()
+        entered[..., Stage.GERMINATED] |= new
+        entered[..., Stage.FOSSILIZED] |= new
+        for env, start in enumerate(self._starts):
+            if due[env] and start.widen is not None:
+                self._changes.widen(env, start.widen)
+                self._accounting.replace_host(env, self._wide_costs[env])
+                self._changes.save_snapshots(torch.arange(self._episodes) == env, slots)
+        if last:
+            slots, committed = commit(slots, self.rules)
+            entered |= committed.entered
+        return slots, entered
 
     def _slots_to_probe(self, settings: dict[str, SeedSetting], during: Slots, env: int, step: int) -> tuple[str, ...]:
         """Slots of the live seeds whose contribution is measured in this step."""
@@ -306,23 +419,62 @@ class Environment:
         self._governor.reset_history(envs, now.loss)
         return slots, now, events.entered
 
-    def _rollback_reason(self, loss: Tensor, last: bool) -> Tensor:
-        """RollbackReason of each host. In the last step live seeds are off, so past losses do not compare."""
+    def _rollback_reason(self, now: HostMeasurements, last: bool, measured: Tensor, trained: Tensor) -> Tensor:
+        """RollbackReason of each host. In the last step live seeds are off, so past losses do not compare.
+
+        A host that was not `measured`, bool [envs], is judged by its training loss if it `trained`, bool [envs].
+        """
+        non_finite = int(RollbackReason.NON_FINITE)
         if last:
-            return torch.where(loss.isfinite(), 0, int(RollbackReason.NON_FINITE))
-        return self._governor.judge(loss)
+            return torch.where(now.loss.isfinite(), 0, non_finite)
+        reason = self._governor.judge(now.loss, measured)
+        return torch.where(~measured & trained & ~now.train_loss.isfinite(), non_finite, reason)
 
     def _measure_untrained(self, envs: Tensor, slots: Slots, last: bool) -> HostMeasurements:
         """Measure some hosts, bool [envs], with their fossils and without training; NaN for the others."""
+        is_final = last and self.is_budgeted  # of the whole split, and nothing depends on it
+        size = self.data.size("validation")
+        samples = size if is_final else self._clock.samples(size)
         committed = {env: fossil_settings(slots, env, self.space.slots) for env in indices(envs)}
-        for env, settings in committed.items():
-            self._accounting.charge_validation(env, settings, slots)
-        measured = self._compute(
-            {env: partial(HostRun.measure, settings=settings) for env, settings in committed.items()}
-        )
-        values = torch.full((self._episodes, measured.shape[1]), torch.nan)
-        values[envs] = measured
+        for env, settings in committed.items() if not is_final else ():
+            self._accounting.charge_validation(env, settings, slots, samples)
+        values = torch.full((self._episodes, vector_width(len(self.space.slots))), torch.nan)
+        if committed:
+            values[envs] = self._compute(
+                {env: partial(HostRun.measure, settings=s, samples=samples) for env, s in committed.items()}
+            )
         return self._accounting.unpack_measurements(values, slots, last)
 
+    def _first_clock_view(self, loss: Tensor, measured: Tensor) -> ClockView:
+        """The state of the clock before the first step."""
+        pass_flops = [self._accounting.bare_batch_flops(env) / self._options.batch for env in range(self._episodes)]
+        passes = [b / (f * self.data.size("train")) for b, f in zip(self._budgets, pass_flops, strict=True)]
+        chance = torch.full((self._episodes,), math.log(self.data.options))
+        empty = torch.full(self._slots.stage.shape, torch.nan)
+        start = torch.where(self._slots.occupied, 0.0, empty)
+        return self._read_clock(0, self._slots, torch.tensor(passes), start, loss, chance, measured)
+
+    def _next_clock_view(self, record: StepRecord, measured: Tensor) -> ClockView:
+        """The state of the clock after a step."""
+        old = self._clock_view
+        germinated = record.entered[..., Stage.GERMINATED]
+        start = torch.where(germinated, old.spent.unsqueeze(1).expand_as(old.start), old.start)
+        start = torch.where(record.after.occupied, start, torch.nan)
+        first_loss = torch.where(old.first_loss.isnan(), record.now.loss, old.first_loss)
+        return self._read_clock(
+            record.step + 1, record.after, old.passes, start, first_loss, old.chance_loss, measured
+        )
+
+    def _read_clock(
+        self, step: int, slots: Slots, passes: Tensor, start: Tensor, first_loss: Tensor, chance: Tensor, measured: Tensor
+    ) -> ClockView:
+        total = self._accounting.total_flops.tolist()
+        spent = [self._clock.progress(step, self.steps, *each) for each in zip(total, self._budgets, strict=True)]
+        left = [1 - share if self._schedule is None else self._schedule.mass_left(share) for share in spent]
+        cost, seed_cost = self._accounting.relative_costs(slots)
+        return ClockView(
+            torch.tensor(spent), torch.tensor(left), passes, cost, seed_cost, start, first_loss, chance, measured
+        )
+
     def _observe(self) -> Observation:
-        return observe(self._view, legal(self._slots, self.space, self.rules))
+        return observe(self._view, legal(self._slots, self.space, self.rules), self._features)

@@ -62,22 +62,28 @@ class Governor:
         self._losses = torch.full((envs, history), torch.nan)
         self._strikes = torch.zeros(envs, dtype=torch.int64)
 
-    def judge(self, loss: Tensor) -> Tensor:
-        """The RollbackReason of each environment, int64 [envs], given its latest loss [envs]."""
+    def judge(self, loss: Tensor, measured: Tensor | None = None) -> Tensor:
+        """The RollbackReason of each environment, int64 [envs], given its latest loss [envs].
+
+        Environments that were not `measured`, bool [envs], are not judged; None is all of them.
+        """
+        if measured is None:
+            measured = torch.ones_like(loss, dtype=torch.bool)
         known = (~self._losses.isnan()).sum(1)
         mean = self._losses.nanmean(1)
         std = (self._losses - mean[:, None]).square().nanmean(1).sqrt()
         at_chance = (loss - self._chance).abs() < self._chance_band * self._chance
-        collapsed = (mean < self._learned_below * self._chance) & at_chance
-        diverging = (loss > self._chance_factor * self._chance) & (known >= self._min_history)
+        collapsed = measured & (mean < self._learned_below * self._chance) & at_chance
+        diverging = measured & (loss > self._chance_factor * self._chance) & (known >= self._min_history)
         diverging &= (loss > mean + self._std_factor * std) & (loss > self._mean_factor * mean)
-        self._strikes = torch.where(diverging, self._strikes + 1, torch.zeros_like(self._strikes))
+        strikes = torch.where(diverging, self._strikes + 1, torch.zeros_like(self._strikes))
+        self._strikes = torch.where(measured, strikes, self._strikes)
         reason = torch.zeros_like(self._strikes)
-        reason[self._strikes >= self._patience] = RollbackReason.DIVERGING
+        reason[measured & (self._strikes >= self._patience)] = RollbackReason.DIVERGING
         reason[collapsed] = RollbackReason.COLLAPSED
-        reason[~loss.isfinite()] = RollbackReason.NON_FINITE
+        reason[measured & ~loss.isfinite()] = RollbackReason.NON_FINITE
         self._strikes[reason > 0] = 0
-        is_normal = (reason == 0) & ~diverging
+        is_normal = measured & (reason == 0) & ~diverging
         extended = torch.cat([self._losses[:, 1:], loss[:, None]], 1)
         self._losses = torch.where(is_normal[:, None], extended, self._losses)
         return reason

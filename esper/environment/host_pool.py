@@ -1,6 +1,6 @@
 """The hosts that episodes choose from."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 
 from torch import Tensor
@@ -18,10 +18,19 @@ class HostPool:
         hosts: functions that build a host, by name
         example: one sample, [1, ...]
         slots: slots that every host must have
+        variants: for each host, functions that build wider and deeper ones, by name
     """
 
-    def __init__(self, hosts: Mapping[str, Callable[[], Host]], example: Tensor, slots: Sequence[str]) -> None:
-        self._hosts = dict(hosts)
+    def __init__(
+        self,
+        hosts: Mapping[str, Callable[[], Host]],
+        example: Tensor,
+        slots: Sequence[str],
+        variants: Mapping[str, Mapping[str, Callable[[], Host]]] | None = None,
+    ) -> None:
+        self._hosts, self._example = dict(hosts), example
+        self._variants = variants or {}
+        self._variant_costs: dict[tuple[str, str], HostCosts] = {}
         self._costs = {name: HostCosts(build, example) for name, build in hosts.items()}
         for host, costs in self._costs.items():
             for name in slots:
@@ -56,8 +65,24 @@ class HostPool:
     def build(self, episode_seed: int) -> Host:
         return self._hosts[self.host_name(episode_seed)]()
 
-    def costs(self, episode_seed: int) -> HostCosts:
-        return self._costs[self.host_name(episode_seed)]
+    def costs(self, episode_seed: int, variant: str | None = None) -> HostCosts:
+        """The costs of an episode's host, or of one of its variants."""
+        host = self.host_name(episode_seed)
+        if variant is None:
+            return self._costs[host]
+        if variant not in self.variants(host):
+            allowed = ", ".join(self.variants(host)) or "none"
+            raise ValueError(f"host variant {variant}: {host} has no such variant; it has {allowed}.")
+        if (host, variant) not in self._variant_costs:
+            self._variant_costs[host, variant] = HostCosts(self._variants[host][variant], self._example)
+        return self._variant_costs[host, variant]
+
+    def variants(self, host: str) -> tuple[str, ...]:
+        """The names of the wider and deeper variants of a host."""
+        return tuple(self._variants.get(host, {}))
+
+    def items(self) -> Iterable[tuple[str, HostCosts]]:
+        return self._costs.items()
 
     def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
         """The seed of the episode number `index`.

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from esper.data import Data
 from esper.environment.host_metrics import batch_sums, means
-from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, SeedSettings, Snapshot, adopt, restore, snapshot
+from esper.growth import (
+    HOST_GROUP,
+    GrowingHost,
+    GrowthOptimizer,
+    SeedSettings,
+    Snapshot,
+    adopt,
+    restore,
+    snapshot,
+    widened,
+)
 from esper.hosts import Host
 from esper.lifecycle import Blend
 from esper.rng import derive_seed, make_generator, seeded_init
@@ -28,6 +38,7 @@ HOST_VALUES = (
 )  # measured once for a host
 SLOT_VALUES = (
     "contribution",
+    "loss_contribution",
     "gradient_norm",
     "health",
     "isolated_gain",
@@ -41,12 +52,13 @@ class HostRunOptions:
     """How a step trains and measures."""
 
     batch: int  # samples in a training batch
-    batches: int  # training batches in a step, unless EpisodeStart.batches is set
     validation_batch: int  # samples in a batch of validation and test
     attribution_share: float  # share of the validation split that probes use
     gradient_stride: int  # batches between measurements of gradient health
     precision: str  # 32, bf16 or fp16
     coadapt: bool  # whether gradients of blended seeds reach the host's earlier layers
+    slots: tuple[str, ...]  # that are measured; those of the action space
+    seed_init: str = "identity"  # of new seeds, or random
 
     def probes(self, size: int) -> int:
         """Number of samples, from the first of a split of `size`, that are run again with a seed switched off."""
@@ -61,7 +73,14 @@ class StepPlan:
     final: SeedSettings  # of the seeds during validation
     off: tuple[str, ...]  # slots whose contribution is measured
     batches: int  # training batches
-    measure: bool = True  # false: nothing can have changed since the step before, whose measurement is returned
+    progress: tuple[float, float]  # share of the episode before and after these batches; sets the learning rate
+    measure: bool = True  # false: the latest measurement is returned
+    samples: int | None = None  # of the validation split, from its start; None is all
+
+
+def vector_width(slots: int) -> int:
+    """Number of values that a run returns."""
+    return len(HOST_VALUES) + slots * len(SLOT_VALUES)
 
 
 class HostRun:
@@ -76,6 +95,7 @@ class HostRun:
         optimizer: builds the optimizer of the growing host
         data: the data set
         options: how a step trains and measures
+        variants: functions that build hosts to which this one can be widened, by name
     """
 
     def __init__(
@@ -86,8 +106,10 @@ class HostRun:
         optimizer: Callable[[GrowingHost], GrowthOptimizer],
         data: Data,
         options: HostRunOptions,
+        variants: Mapping[str, Callable[[], Host]] | None = None,
     ) -> None:
         self._episode_seed, self._data, self._options = episode_seed or 0, data, options
+        self._build_optimizer, self._variants = optimizer, variants or {}
         with seeded_init(derive_seed("weights", self._episode_seed)):
             host = build()
         if episode_seed is not None:
@@ -96,7 +118,6 @@ class HostRun:
         self.optimizer = optimizer(self.model)
         generator = None if episode_seed is None else make_generator("data", episode_seed, device=data.device)
         self._stream = data.stream(options.batch, generator)
-        self._slots = tuple(slot.name for slot in host.slots)
         self._grafts = 0
         self.saved: Snapshot | None = None  # the last good state, for a rollback
         is_cuda = data.device.type == "cuda"
@@ -107,12 +128,20 @@ class HostRun:
 
     def graft(self, slot: str, blueprint: str, blend: Blend) -> None:
         self._grafts += 1
-        self.model.graft(slot, blueprint, blend, rng_seed=derive_seed("seed weights", self._episode_seed, self._grafts))
+        self.model.graft(slot, blueprint, blend, rng_seed=derive_seed("seed weights", self._episode_seed, self._grafts), init=self._options.seed_init)
         self.optimizer.add(slot)
 
     def remove(self, slot: str) -> None:
         self.optimizer.remove(slot)
         self.model.remove(slot)
+        self._measured = {key: value for key, value in self._measured.items() if key[0] != slot}
+
+    def widen(self, variant: str) -> None:
+        """Replace the host by a wider one that computes the same function; the momentum of the optimizer starts anew."""
+        with seeded_init(derive_seed("wide weights", self._episode_seed)):
+            wide = self._variants[variant]()
+        self.model = widened(self.model, wide, make_generator("widen", self._episode_seed))
+        self.optimizer = self._build_optimizer(self.model)
 
     def freeze_seeds(self) -> None:
         """Train the present seeds no further."""
@@ -137,28 +166,26 @@ class HostRun:
     def _new_scaler(self) -> torch.amp.GradScaler | None:
         return torch.amp.GradScaler(self._data.device.type) if self._options.precision == "fp16" else None
 
-    def train_and_measure(self, plan: StepPlan, progress: tuple[float, float]) -> Tensor:
-        """Train for one step, then measure: float32 [len(HOST_VALUES) + slots * len(SLOT_VALUES)] on the device.
-
-        `progress` is the share of the episode before and after this step; it sets the learning rate.
-        """
+    def train_and_measure(self, plan: StepPlan) -> Tensor:
+        """Train for one step, then measure: float32 [len(HOST_VALUES) + slots * len(SLOT_VALUES)] on the device."""
         with self._thread():
             with self._clock("train"):
-                trained = self._train(plan, *progress)
+                trained = self._train(plan)
             with self._clock("measure"):
                 if plan.measure:
-                    self._measured = self._measure(plan.final, plan.off)
+                    self._measured = self._measure(plan.final, plan.off, plan.samples)
                 return self._pack({**trained, **self._measured})
 
-    def measure(self, settings: SeedSettings) -> Tensor:
+    def measure(self, settings: SeedSettings, samples: int | None) -> Tensor:
         """Measure without training; packed like the result of `train_and_measure`."""
         with self._thread(), self._clock("measure"):
-            return self._pack(self._measure(settings, ()))
+            self._measured = self._measure(settings, (), samples)
+            return self._pack(self._measured)
 
     def evaluate(self, settings: SeedSettings, split: str) -> Tensor:
         """Mean loss and accuracy on a split: float32 [2] on the device."""
         with self._thread():
-            return self._evaluate(settings, (), split)[0]
+            return self._evaluate(settings, (), split, None)[0]
 
     @contextmanager
     def _thread(self) -> Iterator[None]:
@@ -185,8 +212,9 @@ class HostRun:
         dtype = PRECISIONS[self._options.precision]
         return nullcontext() if dtype is None else torch.autocast(self._data.device.type, dtype)
 
-    def _train(self, plan: StepPlan, before: float, after: float) -> dict[tuple[str, str], Tensor]:
+    def _train(self, plan: StepPlan) -> dict[tuple[str, str], Tensor]:
         """Train `plan.batches` batches; the means over them, and the lowest health of gradients."""
+        before, after = plan.progress
         values: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
         health: dict[str, Tensor] = {}
 
@@ -215,27 +243,30 @@ class HostRun:
         result = {key: torch.stack(each).mean() for key, each in values.items()}
         return {**result, **{(owner, "health"): value for owner, value in health.items()}}
 
-    def _measure(self, settings: SeedSettings, off: Collection[str]) -> dict[tuple[str, str], Tensor]:
-        whole, without = self._evaluate(settings, off, "validation")
+    def _measure(
+        self, settings: SeedSettings, off: Collection[str], samples: int | None
+    ) -> dict[tuple[str, str], Tensor]:
+        whole, without = self._evaluate(settings, off, "validation", samples)
         result = {(HOST_GROUP, "loss"): whole[0], (HOST_GROUP, "accuracy"): whole[1]}
         score = self._data.score
         for slot, pair in without.items():  # both over the same part of the split
             with_seed, without_seed = (score("validation", part[0], part[1]) for part in pair)
             result[slot, "contribution"] = with_seed - without_seed
+            result[slot, "loss_contribution"] = pair[1][0] - pair[0][0]
         return result
 
     def _evaluate(
-        self, settings: SeedSettings, off: Collection[str], split: str
+        self, settings: SeedSettings, off: Collection[str], split: str, samples: int | None
     ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """Mean loss and accuracy [2]: with all seeds, and for each slot in `off` a pair, with and without its seed,
-        over the probed samples.
+        """Mean loss and accuracy [2] over `samples` samples: with all seeds, and for each slot in `off` a pair, with and
+        without its seed, over the probed samples.
         The features before each slot in `off` are cached, so that switching it off only recomputes what follows.
         """
         model, whole, probed = self.model.eval(), [], []
         without: dict[str, list[Tensor]] = {slot: [] for slot in off}
-        probed_slots = [slot for slot in self._slots if slot in off]
+        probed_slots = [slot.name for slot in model.host.slots if slot.name in off]
         with torch.no_grad(), self._autocast():
-            for x, y, is_probed in self._validation_batches(split, bool(off)):
+            for x, y, is_probed in self._validation_batches(split, samples, bool(off)):
                 cached, start = {}, None
                 for slot in probed_slots if is_probed else ():
                     x = cached[slot] = model(x, settings, start, slot)
@@ -249,20 +280,27 @@ class HostRun:
         model.train()
         return means(whole), {slot: (means(probed), means(sums)) for slot, sums in without.items()}
 
-    def _validation_batches(self, split: str, probe: bool) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """The batches of a split, each with whether it is probed; one may be divided where the probes end."""
-        left = self._options.probes(self._data.size(split)) if probe else 0
-        for x, y in self._data.batches(split, self._options.validation_batch):
+    def _validation_batches(
+        self, split: str, samples: int | None, probe: bool
+    ) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """The first `samples` of a split in batches, each with whether it is probed; one may be divided."""
+        size = self._data.size(split)
+        rest = size if samples is None else min(samples, size)
+        left = self._options.probes(rest) if probe else 0
+        for x, y in self._data.batches(split, min(rest, self._options.validation_batch)):
+            x, y = x[:rest], y[:rest]
             if left:
                 yield x[:left], y[:left], True
             if left < len(y):
                 yield x[left:], y[left:], False
-            left = max(0, left - len(y))
+            left, rest = max(0, left - len(y)), rest - len(y)
+            if not rest:
+                return
 
     def _pack(self, measured: Mapping[tuple[str, str], Tensor]) -> Tensor:
         missing = torch.full((), torch.nan, device=self._data.device)
         keys = [(HOST_GROUP, name) for name in HOST_VALUES] + [
-            (slot, name) for slot in self._slots for name in SLOT_VALUES
+            (slot, name) for slot in self._options.slots for name in SLOT_VALUES
         ]
         return torch.stack([measured.get(key, missing).float() for key in keys])
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
 from esper.data import Data
 from esper.environment.host_run import HostRun, HostRunOptions
-from esper.growth import GrowingHost, GrowthOptimizer
+from esper.growth import GrowthOptimizer
 from esper.hosts import Host
 
 Change = Callable[[HostRun], None]  # such as partial(HostRun.remove, slot="block1")
@@ -17,18 +18,36 @@ Computation = Callable[[HostRun], Tensor]  # such as partial(HostRun.evaluate, s
 
 
 @dataclass(frozen=True)
+class RunOrigin:
+    """What the run of an episode is built from."""
+
+    episode_seed: int
+    host: str
+    variant: str | None = None  # of the host; None is the host itself
+    lr_scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class RunFactory:
     """Builds host runs, in any process."""
 
     hosts: Mapping[str, Callable[[], Host]]
-    optimizer: Callable[[GrowingHost], GrowthOptimizer]
+    optimizer: Callable[..., GrowthOptimizer]
     data: Data
     options: HostRunOptions
+    variants: Mapping[str, Mapping[str, Callable[[], Host]]] = field(default_factory=dict)  # by host
 
-    def build(self, episode_seed: int, host: str) -> HostRun:
-        """The run of an episode at its start; `host` is the name of its host."""
+    def build(self, origin: RunOrigin) -> HostRun:
+        """The run of an episode at its start."""
+        variants = self.variants.get(origin.host, {})
+        scaled = partial(self.optimizer, lr_scale=origin.lr_scale)
         return HostRun(
-            episode_seed, build=self.hosts[host], optimizer=self.optimizer, data=self.data, options=self.options
+            origin.episode_seed,
+            build=self.hosts[origin.host] if origin.variant is None else variants[origin.variant],
+            optimizer=self.optimizer if origin.lr_scale == 1 else scaled,
+            data=self.data,
+            options=self.options,
+            variants=variants,
         )
 
 
@@ -37,8 +56,8 @@ class HostRuns(Protocol):
 
     parallel: int  # runs that are computed at the same time
 
-    def start(self, episodes: Sequence[tuple[int, str]]) -> None:
-        """Replace all runs by new ones: the episode seed and the name of the host of each environment."""
+    def start(self, episodes: Sequence[RunOrigin]) -> None:
+        """Replace all runs by new ones, one for each environment."""
 
     def change(self, env: int, change: Change) -> None:
         """Change a run before its next computation; changes are made in order."""
@@ -69,8 +88,8 @@ class LocalRuns:
         self._runs: list[HostRun] = []
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
-    def start(self, episodes: Sequence[tuple[int, str]]) -> None:
-        self._runs = [self._factory.build(*episode) for episode in episodes]
+    def start(self, episodes: Sequence[RunOrigin]) -> None:
+        self._runs = [self._factory.build(episode) for episode in episodes]
 
     def change(self, env: int, change: Change) -> None:
         change(self._runs[env])

@@ -15,8 +15,7 @@ from esper.arguments import Count
 from esper.environment.record import StepRecord, net_score
 from esper.environment.step import GrowthStep, RewardResult
 from esper.lifecycle import ActionSpace, Layout, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
-from esper.observation import HostMeasurements, Observation, View, first_view, next_view, observe
-from esper.observation.features import BASE_WIDTH, SLOT_WIDTH
+from esper.observation import ABSOLUTE, HostMeasurements, Observation, View, first_view, next_view, observe
 from esper.rng import derive_seed, make_generator
 
 HOST_PARAMETERS = 1_000.0  # parameters
@@ -64,7 +63,7 @@ class Oracle:
                     f"{', '.join(space.slots)}."
                 )
         self.space, self.rules, self.envs, self.steps = space, rules, envs, steps
-        self.layout = Layout.from_space(space, BASE_WIDTH, SLOT_WIDTH)
+        self.layout = Layout.from_space(space, ABSOLUTE.base_width, ABSOLUTE.slot_width)
         self._reward, self._noise = reward, noise
         self._gains = torch.tensor([list(gains[name]) for name in space.blueprints])  # [blueprints, slots]
         self._sizes = torch.tensor([float(sizes[name]) for name in space.blueprints]) * HOST_PARAMETERS
@@ -108,6 +107,7 @@ class Oracle:
             initial_score=self._initial,
             host_parameters=self._host,
             seed_parameters=self._seed_parameters(during),
+            batches=no_rollback,
             rollback=no_rollback,
             terminated=torch.full_like(no_rollback, last, dtype=torch.bool),
             truncated=torch.zeros_like(no_rollback, dtype=torch.bool),
@@ -206,6 +206,7 @@ class Oracle:
             parameters=HOST_PARAMETERS + (self._seed_parameters(slots) * counted).sum(1),
             flops=torch.zeros(envs, dtype=torch.float64),
             contribution=torch.where(blended, share, torch.nan),
+            loss_contribution=torch.where(blended, share / 100, torch.nan),
             progress=missing_by_slot,
             seed_gradient_norm=missing_by_slot,
             seed_health=torch.where(slots.live, 1.0, torch.nan),

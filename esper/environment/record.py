@@ -24,11 +24,12 @@ class StepRecord:
     initial_score: Tensor  # [envs], of the untrained host
     host_parameters: Tensor  # [envs]
     seed_parameters: Tensor  # [envs, slots], of the seeds that train in this step
+    batches: Tensor  # int64 [envs], training batches of this step
     rollback: Tensor  # int64 [envs], RollbackReason values; 0 is none
     terminated: Tensor  # bool [envs]
     truncated: Tensor  # bool [envs]
 
 
-def net_score(score: Tensor, growth: Tensor) -> Tensor:
-    """The score that episodes are compared by, [envs]: one point less for each factor e of growth in parameters."""
-    return score - growth.log()
+def net_score(score: Tensor, growth: Tensor, rent: float = 1.0) -> Tensor:
+    """The score that episodes are compared by, [envs]: `rent` points less for each factor e of growth in parameters."""
+    return score - rent * growth.log()

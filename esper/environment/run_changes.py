@@ -36,6 +36,11 @@ class RunChanges:
             self._runs.change(env, partial(HostRun.remove, slot=self._space.slots[column]))
             self._measured[env] = None
 
+    def widen(self, env: int, variant: str) -> None:
+        """Widen a host to one of its variants."""
+        self._runs.change(env, partial(HostRun.widen, variant=variant))
+        self._measured[env] = None
+
     def freeze_seeds(self, envs: Tensor) -> None:
         """Train the present seeds of some hosts, bool [envs], no further."""
         for env in indices(envs):

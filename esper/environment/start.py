@@ -1,21 +1,43 @@
-"""The start of an episode: initial fossils and a number of batches."""
+"""The plan of an episode: fossils that are grafted at a fixed time, the host, and how much is trained and measured."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.lifecycle import ActionSpace, Blend, Slots, Stage
 
 
+ROUNDING = 1e-9  # a share such as 0.15 of 20 steps is step 3
+
+
 @dataclass(frozen=True)
 class EpisodeStart:
-    """How an episode starts. By default: no seeds, and `environment.batches` batches in each step."""
+    """How an episode starts. By default: no seeds, and the environment's host and clock."""
 
     fossils: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # slot -> (blueprint, blend)
     batches: int | None = None  # of the whole episode; None is environment.batches in each step
     frozen: bool = False  # whether the fossils are not trained; a new seed is the identity, so they stay the identity
+    at: float = 0.0  # share of the episode at which the fossils are grafted and the host is widened; 1 is never
+    host: str | None = None  # a variant of the host, such as wide2; None is the host itself
+    widen: str | None = None  # the variant that the host is widened to, without a change of its function
+    measured: bool = True  # under a budget: whether it is validated before its end
+    lr_scale: float = 1.0  # factor of all learning rates
+    budget: float = 1.0  # share of the environment's budget that this episode has
+    controller_flops: int = 0  # FLOPs of a decision
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.at <= 1:
+            raise ValueError(f"at={self.at}: must be a share of the episode between 0 and 1.")
+        if not 0 < self.budget <= 1:
+            raise ValueError(f"budget={self.budget}: must be a share of the environment's budget above 0, at most 1.")
+
+    def starts_at(self, steps: int) -> int:
+        """The step before which fossils are grafted and the host is widened; `steps` is never."""
+        return math.ceil(self.at * steps - ROUNDING)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from the default, as plain data."""
@@ -33,8 +55,13 @@ DEFAULT_START = EpisodeStart()
 
 def initial_slots(starts: Sequence[EpisodeStart], space: ActionSpace) -> Slots:
     """The slots at the start of each episode."""
-    slots = Slots.empty(len(starts), len(space.slots))
-    for env, start in enumerate(starts):
+    check_fossils(starts, space)
+    return graft_fossils(Slots.empty(len(starts), len(space.slots)), starts, space, [not s.at for s in starts])[0]
+
+
+def check_fossils(starts: Sequence[EpisodeStart], space: ActionSpace) -> None:
+    """Refuse unknown slots, blueprints and blends."""
+    for start in starts:
         for name, (blueprint, blend) in start.fossils.items():
             if name not in space.slots or blueprint not in space.blueprints or blend not in Blend.__members__:
                 raise ValueError(
@@ -42,15 +69,28 @@ def initial_slots(starts: Sequence[EpisodeStart], space: ActionSpace) -> Slots:
                     f"{', '.join(space.slots)}, a blueprint of {', '.join(space.blueprints)} and a blend of "
                     f"{', '.join(Blend.__members__)}."
                 )
-            where = torch.zeros_like(slots.live)
+
+
+def graft_fossils(
+    slots: Slots, starts: Sequence[EpisodeStart], space: ActionSpace, due: Sequence[bool]
+) -> tuple[Slots, Tensor]:
+    """Fill slots with the fossils of those episodes that are `due`; also returns where, bool [envs, slots]."""
+    new = torch.zeros_like(slots.live)
+    for env, start in enumerate(starts):
+        for name, (blueprint, blend) in start.fossils.items() if due[env] else ():
+            where = torch.zeros_like(new)
             where[env, space.slots.index(name)] = True
+            if (where & slots.occupied).any():
+                raise ValueError(f"fossils: slot {name} must be empty at share {start.at} of the episode.")
             slots = slots.where(
                 where,
                 stage=int(Stage.FOSSILIZED),
+                steps_in_stage=0,
                 blueprint=space.blueprints.index(blueprint),
                 blend=int(Blend[blend]),
                 alpha=1.0,
                 alpha_start=1.0,
                 alpha_target=1.0,
             )
-    return slots
+            new |= where
+    return slots, new

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esper.blueprints import Blueprint, add_missing
 from esper.environment.host_run import HostRun
-from esper.environment.host_runs import Change, Computation, RunFactory
+from esper.environment.host_runs import Change, Computation, RunFactory, RunOrigin
 from esper.environment.transfer import dump_run, load_run, load_shared
 
 CLOSED = (EOFError, OSError)  # errors of a connection whose other end was closed, or whose process has ended
@@ -29,7 +29,7 @@ class Task:
     """What a worker does next with the run of an environment."""
 
     env: int
-    origin: tuple[int, str] | bytes | None  # a new run, the state of a run, or None: the worker has it
+    origin: RunOrigin | bytes | None  # a new run, the state of a run, or None: the worker has it
     changes: Sequence[Change]
     computation: Computation | None
 
@@ -90,7 +90,7 @@ def _run_task(task: Task, runs: dict[int, HostRun], factory: RunFactory) -> byte
         if isinstance(task.origin, bytes):
             runs[task.env] = load_run(task.origin, factory.data)
         elif task.origin is not None:
-            runs[task.env] = factory.build(*task.origin)
+            runs[task.env] = factory.build(task.origin)
         run = runs[task.env]
         for change in task.changes:
             change(run)

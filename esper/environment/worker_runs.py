@@ -14,7 +14,7 @@ from torch.multiprocessing import get_all_start_methods, get_context, get_start_
 
 from esper.blueprints import blueprints, topologies
 from esper.environment.host_run import HostRun
-from esper.environment.host_runs import Change, Computation, RunFactory
+from esper.environment.host_runs import Change, Computation, RunFactory, RunOrigin
 from esper.environment.transfer import dump_shared, load_run
 from esper.environment.worker import CLOSED, Setup, Task, TaskResult, run_worker
 
@@ -52,7 +52,7 @@ class WorkerRuns:
         self._workers: list[_Worker] = []
         util.Finalize(self, _shut_down, (self._workers,), exitpriority=10)  # before multiprocessing waits for them
 
-    def start(self, episodes: Sequence[tuple[int, str]]) -> None:
+    def start(self, episodes: Sequence[RunOrigin]) -> None:
         self._episodes = list(episodes)
         self._owners: list[_Worker | None] = [None] * len(episodes)
         self._changes: list[list[Change]] = [[] for _ in episodes]
@@ -120,7 +120,7 @@ class WorkerRuns:
     def _send(self, worker: _Worker, env: int, computation: Computation | None) -> None:
         """Give a worker a task, with the state of its run if another worker has it."""
         owner = self._owners[env]
-        origin: tuple[int, str] | bytes | None = None
+        origin: RunOrigin | bytes | None = None
         if owner is None:
             origin = self._episodes[env]
         elif owner is not worker:

@@ -5,6 +5,7 @@ from esper.growth.model import GrowingHost, Mode, SeedSetting, SeedSettings, fos
 from esper.growth.optimizer import HOST_GROUP, GrowthOptimizer, LRSchedule
 from esper.growth.seed import Seed
 from esper.growth.snapshot import Snapshot, adopt, restore, snapshot
+from esper.growth.widen import widen_host, widened
 
 __all__ = [
     "HOST_GROUP",
@@ -24,4 +25,6 @@ __all__ = [
     "restore",
     "seed_settings",
     "snapshot",
+    "widen_host",
+    "widened",
 ]

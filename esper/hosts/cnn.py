@@ -1,15 +1,16 @@
 """A convolutional classifier, in channels_last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from esper.arguments import LayerCount
 from esper.flops import Flops, conv_flops, linear_flops
-from esper.hosts.host import Host, Slot, require_positive
+from esper.hosts.host import Host, Slot, require_positive, round_half_up
 
 
 class ChannelsLast(nn.Module):
@@ -46,6 +47,7 @@ class CNNHost(Host):
         resolution: side of the images, in pixels
         classes: number of classes
         shrink: side of the squares that images are averaged over first, in pixels; None is the whole image
+        extra_blocks: further blocks of the last width, without slots, between the last block and its pool
     """
 
     topology: ClassVar[str] = "cnn"
@@ -61,11 +63,14 @@ class CNNHost(Host):
         resolution: int,
         classes: int,
         shrink: int | None = 1,
+        extra_blocks: Annotated[int, Ge(0), Le(1000)] = 0,
     ) -> None:
         shrink = resolution if shrink is None else shrink
         require_positive(channels=channels, resolution=resolution, classes=classes, shrink=shrink)
         if blocks < 2:
             raise ValueError(f"host.blocks={blocks}: must be at least 2.")
+        if extra_blocks < 0:
+            raise ValueError(f"host.extra_blocks={extra_blocks}: must be at least 0.")
         if kernel % 2 == 0 or kernel < 1:
             raise ValueError(f"host.kernel={kernel}: must be odd and at least 1.")
         if not 0 <= pools <= blocks:
@@ -91,6 +96,8 @@ class CNNHost(Host):
             outputs = channels << index
             pending += _block(inputs, outputs, kernel)
             end_segment(f"block{index + 1}", outputs)
+            for _ in range(extra_blocks if index == blocks - 1 else 0):
+                pending += _block(outputs, outputs, kernel)
             if index < pools:
                 pending.append(nn.MaxPool2d(2))
                 if pool_slots:
@@ -100,6 +107,15 @@ class CNNHost(Host):
         super().__init__(segments, slots)
         self.shrink = shrink
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+
+    @classmethod
+    def variant_arguments(cls, arguments: Mapping[str, Any], *, width: float, depth: int) -> dict[str, Any]:
+        """Channels times `width`, and `depth` further blocks of the last width."""
+        return {
+            **arguments,
+            "channels": round_half_up(arguments["channels"] * width),
+            "extra_blocks": arguments.get("extra_blocks", 0) + depth,
+        }
 
     def flops(self, shape: Sequence[int]) -> list[Flops]:
         """FLOPs of each segment; `shape` is that of an image: [3, height, width]."""

@@ -1,8 +1,8 @@
 """A small GPT: pre-norm blocks, learned positions, and an output layer tied to the token embedding."""
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from esper.arguments import LayerCount
 from esper.flops import Flops, attention_flops, linear_flops
-from esper.hosts.host import Dropout, Host, Slot, require_positive
+from esper.hosts.host import Dropout, Host, Slot, require_positive, round_half_up
 
 INIT_STD = 0.02  # GPT-2's
+SEED_HEADS = 4  # heads of the blueprint attention, which must divide the channels
 
 
 class TokenEmbedding(nn.Module):
@@ -119,6 +120,17 @@ class GPTHost(Host):
         self._vocabulary, self._channels, self._heads, self._layers = vocabulary, channels, heads, per_segment
         self._initialise(layers)
         head.weight = embedding.tokens.weight
+
+    @classmethod
+    def variant_arguments(cls, arguments: Mapping[str, Any], *, width: float, depth: int) -> dict[str, Any]:
+        """Channels times `width`, rounded so that heads divide them, and `depth` further layers in each segment."""
+        channels = arguments["channels"]
+        unit = math.lcm(max(1, arguments["heads"]), math.gcd(channels, SEED_HEADS))
+        return {
+            **arguments,
+            "channels": unit * round_half_up(channels * width / unit),
+            "layers": arguments["layers"] + depth * arguments["segments"],
+        }
 
     def flops(self, shape: Sequence[int]) -> list[Flops]:
         """FLOPs of each segment; `shape` is that of a text: [time]."""

@@ -1,9 +1,10 @@
 """The base class of hosts: segments in order, with slots between them."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,17 @@ class Host(nn.Module):
         """FLOPs of each segment for one sample of a shape; None measures them instead."""
         return None
 
+    @classmethod
+    def variant_arguments(cls, arguments: Mapping[str, Any], *, width: float, depth: int) -> dict[str, Any] | None:
+        """Keyword arguments of a plainly wider and deeper host with the same slots; None if this class has no variants.
+
+        Arguments:
+            arguments: keyword arguments of the host
+            width: factor of its channels, at least 1
+            depth: number of further layers, in a unit of the class
+        """
+        return None
+
     def slot(self, name: str) -> Slot:
         """The slot of that name; raises ValueError if the host has none."""
         return self.slots[self._position(name) - 1]
@@ -110,6 +122,11 @@ def require_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"host.{name}={size}: must be at least 1.")
+
+
+def round_half_up(value: float) -> int:
+    """The nearest whole number; Python's round() rounds 4.5 down."""
+    return math.floor(value + 0.5)
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -23,9 +23,10 @@ class Layout:
     blueprints: tuple[str, ...]
     options: dict[str, tuple[str, ...]]  # by head, op first
     users: dict[str, tuple[str, ...]]  # the ops that use each head
+    features: str = "absolute"  # name of the feature set
 
     @classmethod
-    def from_space(cls, space: ActionSpace, base: int, slot: int) -> "Layout":
+    def from_space(cls, space: ActionSpace, base: int, slot: int, features: str = "absolute") -> "Layout":
         return cls(
             base,
             slot,
@@ -33,6 +34,7 @@ class Layout:
             space.blueprints,
             {head.name: head.options for head in space.heads},
             {head.name: tuple(op.name for op in space.ops if op in head.ops) for head in space.heads},
+            features,
         )
 
     @property
@@ -56,6 +58,7 @@ class Layout:
             blueprints=tuple(saved["blueprints"]),
             options={name: tuple(options) for name, options in saved["options"].items()},
             users={name: tuple(users) for name, users in saved["users"].items()},
+            features=saved.get("features", "absolute"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,4 +70,5 @@ class Layout:
             "blueprints": list(self.blueprints),
             "options": {name: list(options) for name, options in self.options.items()},
             "users": {name: list(users) for name, users in self.users.items()},
+            "features": self.features,
         }

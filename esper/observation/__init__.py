@@ -1,21 +1,23 @@
 """Observations: the feature table, and the view that features are computed from."""
 
-from esper.observation.features import BASE, BASE_WIDTH, PER_SLOT, SLOT_WIDTH, Feature
+from esper.observation.feature_sets import FEATURE_SETS, observation_page
+from esper.observation.features import ABSOLUTE, Feature, FeatureSet
 from esper.observation.observation import Observation, PolicyInputs, observe
-from esper.observation.view import HISTORY, HostMeasurements, View, first_view, next_view
+from esper.observation.view import HISTORY, ClockView, HostMeasurements, View, first_view, next_view
 
 __all__ = [
-    "BASE",
-    "BASE_WIDTH",
+    "ABSOLUTE",
+    "FEATURE_SETS",
     "HISTORY",
-    "PER_SLOT",
-    "SLOT_WIDTH",
+    "ClockView",
     "Feature",
+    "FeatureSet",
     "HostMeasurements",
     "Observation",
     "PolicyInputs",
     "View",
     "first_view",
     "next_view",
+    "observation_page",
     "observe",
 ]

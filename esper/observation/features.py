@@ -1,4 +1,4 @@
-"""The feature table. Features are scaled to about [-1, 1].
+"""The feature set `absolute`: scores in points, losses and norms as they are. Features are scaled to about [-1, 1].
 
 To add a feature, add one entry to BASE or PER_SLOT. A value that was not measured yet is -1.
 """
@@ -29,13 +29,30 @@ class Feature:
     meaning: str
 
 
+@dataclass(frozen=True)
+class FeatureSet:
+    """Everything that a controller observes, besides masks and blueprints."""
+
+    name: str
+    base: tuple[Feature, ...]  # of the host
+    per_slot: tuple[Feature, ...]
+
+    @property
+    def base_width(self) -> int:
+        return sum(feature.width for feature in self.base)
+
+    @property
+    def slot_width(self) -> int:
+        return sum(feature.width for feature in self.per_slot)
+
+
 def symlog(x: Tensor) -> Tensor:
     """sign(x) log(1 + |x|), scaled and clipped to [-2, 2]; NaN and infinities become the bounds."""
     x = torch.nan_to_num(x, nan=1e4, posinf=1e4, neginf=-1e4)
     return (x.sign() * x.abs().log1p() / SYMLOG_SCALE).clamp(-2, 2)
 
 
-def _mark_missing(x: Tensor, scaled: Tensor) -> Tensor:
+def mark_missing(x: Tensor, scaled: Tensor) -> Tensor:
     """`scaled`, with -1 where x is NaN."""
     return torch.where(x.isnan(), torch.full_like(scaled, -1.0), scaled)
 
@@ -45,7 +62,7 @@ def _points(x: Tensor) -> Tensor:
     return symlog(torch.nan_to_num(x, nan=0.0))
 
 
-def _one(x: Tensor) -> Tensor:
+def column(x: Tensor) -> Tensor:
     return x.float().unsqueeze(-1)
 
 
@@ -54,196 +71,174 @@ def _score(x: Tensor) -> Tensor:
     return (x.sign() * (x.abs() / 100).log1p()).clamp(-2, 1)
 
 
-def _share(x: Tensor, view: View) -> Tensor:
+def share_of_steps(x: Tensor, view: View) -> Tensor:
     """Steps as a share of the episode."""
-    return _one((x.float() / view.steps).clamp(max=1))
+    return column((x.float() / view.steps).clamp(max=1))
 
 
 def _gain(view: View) -> Tensor:
     return view.scores[:, -1] - view.scores[:, -2]
 
 
-def _stage_share(view: View, *stages: Stage) -> Tensor:
+def stage_share(view: View, *stages: Stage) -> Tensor:
     """Share of slots in one of the stages."""
     return view.slots.in_stage(stages).float().mean(1)
 
 
-def _one_hot(x: Tensor, size: int) -> Tensor:
+def one_hot(x: Tensor, size: int) -> Tensor:
     """All zeros where x is -1."""
     return F.one_hot(x + 1, size + 1)[..., 1:].float()
 
 
 BASE: tuple[Feature, ...] = (
     Feature("progress", 1, lambda v: torch.full((len(v.best), 1), v.step / v.steps), "finished share of the episode"),
-    Feature("loss", 1, lambda v: _one(symlog(v.now.loss)), "validation loss, symlog"),
-    Feature("score", 1, lambda v: _one(_score(v.now.score)), "validation score, sign(score) ln(1 + abs(score) / 100)"),
+    Feature("loss", 1, lambda v: column(symlog(v.now.loss)), "validation loss, symlog"),
+    Feature("score", 1, lambda v: column(_score(v.now.score)), "validation score, sign(score) ln(1 + abs(score) / 100)"),
     Feature(
         "train_loss",
         1,
-        lambda v: _one(_mark_missing(v.now.train_loss, symlog(v.now.train_loss))),
+        lambda v: column(mark_missing(v.now.train_loss, symlog(v.now.train_loss))),
         "training loss, symlog",
     ),
     Feature(
         "train_accuracy",
         1,
-        lambda v: _one(_mark_missing(v.now.train_accuracy, v.now.train_accuracy)),
+        lambda v: column(mark_missing(v.now.train_accuracy, v.now.train_accuracy)),
         "training accuracy, 0 to 1",
     ),
     Feature(
         "gap",
         1,
-        lambda v: _one(_mark_missing(v.now.train_accuracy, (v.now.train_accuracy - v.now.accuracy).clamp(-1, 1))),
+        lambda v: column(mark_missing(v.now.train_accuracy, (v.now.train_accuracy - v.now.accuracy).clamp(-1, 1))),
         "training minus validation accuracy",
     ),
     Feature(
         "gain",
         1,
-        lambda v: _one(_mark_missing(_gain(v), _points(_gain(v)))),
+        lambda v: column(mark_missing(_gain(v), _points(_gain(v)))),
         "change of the score in the last step, symlog of points",
     ),
     Feature(
         "losses",
         HISTORY,
-        lambda v: _mark_missing(v.losses, symlog(v.losses)),
+        lambda v: mark_missing(v.losses, symlog(v.losses)),
         "the latest validation losses, oldest first, symlog",
     ),
     Feature(
         "scores",
         HISTORY,
-        lambda v: _mark_missing(v.scores, _score(v.scores)),
+        lambda v: mark_missing(v.scores, _score(v.scores)),
         "the latest scores, oldest first, scaled like `score`",
     ),
     Feature(
         "below_best",
         1,
-        lambda v: _one(_points(v.best - v.now.score)),
+        lambda v: column(_points(v.best - v.now.score)),
         "best score so far minus the current score, symlog of points",
     ),
-    Feature("stale", 1, lambda v: _share(v.stale, v), "steps since the best score, as a share of the episode"),
+    Feature("stale", 1, lambda v: share_of_steps(v.stale, v), "steps since the best score, as a share of the episode"),
     Feature(
         "growth",
         1,
-        lambda v: _one((v.now.parameters / v.host_parameters).log().clamp(max=3) / 3),
+        lambda v: column((v.now.parameters / v.host_parameters).log().clamp(max=3) / 3),
         "ln(parameters / host parameters) / 3",
     ),
     Feature(
         "gradient_norm",
         1,
-        lambda v: _one(_mark_missing(v.now.gradient_norm, symlog(v.now.gradient_norm))),
+        lambda v: column(mark_missing(v.now.gradient_norm, symlog(v.now.gradient_norm))),
         "gradient norm of the host, symlog",
     ),
     Feature(
-        "health", 1, lambda v: _one(_mark_missing(v.now.health, v.now.health)), "health of the host's gradients, 0 to 1"
+        "health", 1, lambda v: column(mark_missing(v.now.health, v.now.health)), "health of the host's gradients, 0 to 1"
     ),
     Feature(
         "training",
         1,
-        lambda v: _one(_stage_share(v, Stage.GERMINATED, Stage.TRAINING)),
+        lambda v: column(stage_share(v, Stage.GERMINATED, Stage.TRAINING)),
         "share of slots in GERMINATED or TRAINING",
     ),
-    Feature("blending", 1, lambda v: _one(_stage_share(v, Stage.BLENDING)), "share of slots in BLENDING"),
-    Feature("holding", 1, lambda v: _one(_stage_share(v, Stage.HOLDING)), "share of slots in HOLDING"),
-    Feature("fossilized", 1, lambda v: _one(_stage_share(v, Stage.FOSSILIZED)), "share of slots in FOSSILIZED"),
+    Feature("blending", 1, lambda v: column(stage_share(v, Stage.BLENDING)), "share of slots in BLENDING"),
+    Feature("holding", 1, lambda v: column(stage_share(v, Stage.HOLDING)), "share of slots in HOLDING"),
+    Feature("fossilized", 1, lambda v: column(stage_share(v, Stage.FOSSILIZED)), "share of slots in FOSSILIZED"),
     Feature(
         "last_op",
         len(Op),
-        lambda v: _one_hot(v.last_op, len(Op)),
+        lambda v: one_hot(v.last_op, len(Op)),
         "op of the last step, one-hot; zeros before the first step",
     ),
-    Feature("rollback", 1, lambda v: _one(v.rollback), "1 if the governor rolled the host back in the last step"),
+    Feature("rollback", 1, lambda v: column(v.rollback), "1 if the governor rolled the host back in the last step"),
 )
 PER_SLOT: tuple[Feature, ...] = (
-    Feature("stage", len(Stage), lambda v: _one_hot(v.slots.stage, len(Stage)), "stage, one-hot"),
+    Feature("stage", len(Stage), lambda v: one_hot(v.slots.stage, len(Stage)), "stage, one-hot"),
     Feature(
         "blend",
         len(Blend),
-        lambda v: _one_hot(v.slots.blend, len(Blend)),
+        lambda v: one_hot(v.slots.blend, len(Blend)),
         "blend operator, one-hot; zeros without a seed",
     ),
-    Feature("alpha", 1, lambda v: _one(v.slots.alpha), "how much of the seed is blended in, 0 to 1"),
-    Feature("alpha_target", 1, lambda v: _one(v.slots.alpha_target), "value that alpha moves to"),
+    Feature("alpha", 1, lambda v: column(v.slots.alpha), "how much of the seed is blended in, 0 to 1"),
+    Feature("alpha_target", 1, lambda v: column(v.slots.alpha_target), "value that alpha moves to"),
     Feature(
         "ramp",
         1,
-        lambda v: _one(v.slots.ramp_done / v.slots.ramp_ticks.clamp(min=1)),
+        lambda v: column(v.slots.ramp_done / v.slots.ramp_ticks.clamp(min=1)),
         "finished share of the current alpha ramp",
     ),
     Feature(
         "steps_in_stage",
         1,
-        lambda v: _share(v.slots.steps_in_stage, v),
+        lambda v: share_of_steps(v.slots.steps_in_stage, v),
         "steps in this stage, as a share of the episode",
     ),
-    Feature("age", 1, lambda v: _share(v.slots.age, v), "steps since germination, as a share of the episode"),
+    Feature("age", 1, lambda v: share_of_steps(v.slots.age, v), "steps since germination, as a share of the episode"),
     Feature(
         "contribution",
         1,
-        lambda v: _one(_mark_missing(v.slots.contribution, _points(v.slots.contribution))),
+        lambda v: column(mark_missing(v.slots.contribution, _points(v.slots.contribution))),
         "latest measured contribution, symlog of points",
     ),
     Feature(
         "contribution_age",
         1,
-        lambda v: _one(torch.where(v.slots.contribution_age < 0, -1.0, _share(v.slots.contribution_age, v)[..., 0])),
+        lambda v: column(torch.where(v.slots.contribution_age < 0, -1.0, share_of_steps(v.slots.contribution_age, v)[..., 0])),
         "steps since the contribution was measured, as a share of the episode",
     ),
     Feature(
         "progress",
         1,
-        lambda v: _one(_mark_missing(v.now.progress, _points(v.now.progress))),
+        lambda v: column(mark_missing(v.now.progress, _points(v.now.progress))),
         "change of the score since germination, symlog of points",
     ),
     Feature(
         "isolated_gain",
         1,
-        lambda v: _one(_mark_missing(v.now.isolated_gain, v.now.isolated_gain.clamp(-1, 1))),
+        lambda v: column(mark_missing(v.now.isolated_gain, v.now.isolated_gain.clamp(-1, 1))),
         "training loss without the isolated seed minus the loss with it",
     ),
     Feature(
         "gradient_norm",
         1,
-        lambda v: _one(_mark_missing(v.now.seed_gradient_norm, symlog(v.now.seed_gradient_norm))),
+        lambda v: column(mark_missing(v.now.seed_gradient_norm, symlog(v.now.seed_gradient_norm))),
         "gradient norm of the seed, symlog",
     ),
     Feature(
         "health",
         1,
-        lambda v: _one(_mark_missing(v.slots.health, v.slots.health)),
+        lambda v: column(mark_missing(v.slots.health, v.slots.health)),
         "health of the seed's gradients, 0 to 1",
     ),
     Feature(
         "size",
         1,
-        lambda v: _one((v.seed_parameters / v.host_parameters[:, None]).log1p().clamp(max=3) / 3),
+        lambda v: column((v.seed_parameters / v.host_parameters[:, None]).log1p().clamp(max=3) / 3),
         "ln(1 + seed parameters / host parameters) / 3",
     ),
     Feature(
         "last",
         1,
-        lambda v: _one(_one_hot(v.last_slot, v.slots.stage.shape[1])),
+        lambda v: column(one_hot(v.last_slot, v.slots.stage.shape[1])),
         "1 if the last op used this slot",
     ),
 )
-BASE_WIDTH = sum(feature.width for feature in BASE)
-SLOT_WIDTH = sum(feature.width for feature in PER_SLOT)
-
-
-def observation_page() -> str:
-    """docs/observation.md: every feature, as Markdown."""
-    lines = ["# Observation features", ""]
-    lines += [
-        "An observation has one row of host features and one row of features per slot, scaled to about [-1, 1].",
-        "A value that was not measured yet is -1. `symlog(x)` is sign(x) ln(1 + abs(x)) / 3, clipped to [-2, 2].",
-        "",
-        "`observation_page()` generates this page from the tables in `esper/observation/features.py`.",
-    ]
-    for title, table in (("Host", BASE), ("Each slot", PER_SLOT)):
-        lines += ["", f"## {title}: {sum(feature.width for feature in table)} values", ""]
-        lines += ["| feature | width | meaning |", "|---|---|---|"]
-        lines += [f"| `{feature.name}` | {feature.width} | {feature.meaning} |" for feature in table]
-    lines += [
-        "",
-        "An observation also has each slot's blueprint, as an index for an embedding (0 is no seed), and the masks.",
-        "",
-    ]
-    return "\n".join(lines)
+ABSOLUTE = FeatureSet("absolute", BASE, PER_SLOT)

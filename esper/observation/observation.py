@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle import Masks
-from esper.observation.features import BASE, PER_SLOT
+from esper.observation.features import ABSOLUTE, FeatureSet
 from esper.observation.view import View
 
 Batched = TypeVar("Batched")
@@ -54,11 +54,11 @@ def _rows(values: Batched, index: slice) -> Batched:
     return replace(values, **changed)  # type: ignore[type-var]
 
 
-def observe(view: View, masks: Masks) -> Observation:
+def observe(view: View, masks: Masks, features: FeatureSet = ABSOLUTE) -> Observation:
     """Compute the observation of a view."""
     return Observation(
-        base=torch.cat([feature.make(view) for feature in BASE], -1),
-        slots=torch.cat([feature.make(view) for feature in PER_SLOT], -1),
+        base=torch.cat([feature.make(view) for feature in features.base], -1),
+        slots=torch.cat([feature.make(view) for feature in features.per_slot], -1),
         blueprints=view.slots.blueprint + 1,
         masks=masks,
         view=view,

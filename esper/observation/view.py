@@ -24,6 +24,7 @@ class HostMeasurements:
     parameters: Tensor  # [envs], of the host and its seeds; after the last step, only of committed seeds
     flops: Tensor  # float64 [envs], since the start of the episode
     contribution: Tensor  # [envs, slots], score with the seed minus score without it
+    loss_contribution: Tensor  # [envs, slots], loss without the seed minus loss with it; the latest measurement
     progress: Tensor  # [envs, slots], change of the score since the seed germinated
     seed_gradient_norm: Tensor  # [envs, slots]
     seed_health: Tensor  # [envs, slots]
@@ -36,6 +37,21 @@ class HostMeasurements:
             mine, others = getattr(self, field.name), getattr(other, field.name)
             merged[field.name] = torch.where(envs if mine.ndim == 1 else envs.unsqueeze(1), others, mine)
         return HostMeasurements(**merged)
+
+
+@dataclass(frozen=True)
+class ClockView:
+    """What features without a scale need besides measurements; tensors on the CPU."""
+
+    spent: Tensor  # [envs], share of the episode that is over
+    lr_left: Tensor  # [envs], share of the learning rate's sum over the episode that is left
+    passes: Tensor  # [envs], the episode in passes of the host without seeds over the training set
+    cost: Tensor  # [envs], training FLOPs of a sample now, relative to the host without seeds
+    seed_cost: Tensor  # [envs, slots], of that, each seed's
+    start: Tensor  # [envs, slots], `spent` when each seed germinated; NaN without a seed
+    first_loss: Tensor  # [envs], the first validation loss
+    chance_loss: Tensor  # [envs], the loss at chance level
+    fresh: Tensor  # bool [envs], whether the latest step was measured
 
 
 @dataclass(frozen=True)
@@ -55,9 +71,12 @@ class View:
     last_op: Tensor  # int64 [envs], Op value; -1 before the first step
     last_slot: Tensor  # int64 [envs]; -1 where the last op used no slot
     rollback: Tensor  # bool [envs], whether the last step ended in a rollback
+    clock: ClockView | None = None  # None where there is no host
 
 
-def first_view(steps: int, slots: Slots, now: HostMeasurements, host_parameters: Tensor) -> View:
+def first_view(
+    steps: int, slots: Slots, now: HostMeasurements, host_parameters: Tensor, clock: ClockView | None = None
+) -> View:
     """The view before the first action."""
     envs, slot_count = slots.stage.shape
     past = torch.full((envs, HISTORY), torch.nan)
@@ -75,11 +94,19 @@ def first_view(steps: int, slots: Slots, now: HostMeasurements, host_parameters:
         last_op=torch.full((envs,), -1),
         last_slot=torch.full((envs,), -1),
         rollback=torch.zeros(envs, dtype=torch.bool),
+        clock=clock,
     )
 
 
 def next_view(
-    view: View, slots: Slots, now: HostMeasurements, seed_parameters: Tensor, op: Tensor, slot: Tensor, rollback: Tensor
+    view: View,
+    slots: Slots,
+    now: HostMeasurements,
+    seed_parameters: Tensor,
+    op: Tensor,
+    slot: Tensor,
+    rollback: Tensor,
+    clock: ClockView | None = None,
 ) -> View:
     """The view after a step."""
     better = now.score > view.best
@@ -97,6 +124,7 @@ def next_view(
         last_op=op,
         last_slot=torch.where(op == Op.WAIT, torch.full_like(slot, -1), slot),
         rollback=rollback,
+        clock=clock,
     )
 
 

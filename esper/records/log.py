@@ -61,6 +61,7 @@ class EpisodeLog:
             entered=[
                 [Stage(index).name for index in stages.nonzero().flatten().tolist()] for stages in record.entered[env]
             ],
+            batches=int(record.batches[env]),
             rollback=RollbackReason(int(record.rollback[env])).name if record.rollback[env] else None,
         )
 

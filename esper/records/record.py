@@ -49,6 +49,7 @@ class StepEntry:
     seed_gradient_norm: SlotValues = field(default_factory=list)
     seed_health: SlotValues = field(default_factory=list)
     isolated_gain: SlotValues = field(default_factory=list)
+    batches: int | None = None  # training batches
     rollback: str | None = None
 
     def to_dict(self) -> dict[str, Any]:

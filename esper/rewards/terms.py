@@ -260,6 +260,16 @@ class FinalScore:
 
 
 @dataclass(frozen=True)
+class FinalRent:
+    """-ln(parameters / host parameters) with the committed seeds, in the last step."""
+
+    weight: float
+
+    def __call__(self, record: StepRecord) -> Tensor:
+        return self.weight * _at_end(record, -(record.now.parameters / record.host_parameters).log())
+
+
+@dataclass(frozen=True)
 class FinalGain:
     """The score minus the score of the untrained host, in the last step."""
 

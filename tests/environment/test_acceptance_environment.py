@@ -83,7 +83,7 @@ def test_a_host_on_a_gpu_uses_its_own_stream_after_the_current_stream(monkeypatc
     env.reset([1])
     run = env.host_run(0)
     run._cuda_stream = own_stream  # type: ignore[assignment]
-    run.measure({})
+    run.measure({}, None)
     assert calls == ["wait for the current stream", "enter", "exit"]
 
 

@@ -113,7 +113,7 @@ def graft_all_modes(run: HostRun) -> StepPlan:
     """Graft seeds for every mode; return a plan that trains, measures and probes them."""
     for slot, blueprint, blend in zip(SEEDED, ("conv_light", "norm", "depthwise"), Blend, strict=True):
         run.graft(slot, blueprint, blend)
-    return StepPlan(SEEDED, SEEDED, ("block1", "block3"), 2)
+    return StepPlan(SEEDED, SEEDED, ("block1", "block3"), 2, (0.1, 0.2))
 
 
 def test_training_and_measuring_read_no_value_from_the_device() -> None:
@@ -121,7 +121,7 @@ def test_training_and_measuring_read_no_value_from_the_device() -> None:
     env.reset([1, 2])
     plan = graft_all_modes(env.host_run(0))
     with ReadCounter() as reads:
-        env.host_run(0).train_and_measure(plan, (0.1, 0.2))
+        env.host_run(0).train_and_measure(plan)
     assert reads.count == 0
 
 
@@ -147,8 +147,8 @@ def test_training_and_measuring_run_on_the_meta_device() -> None:
     run = HostRun(
         None, build=lambda: env.host_pool.build(0), optimizer=env.factory.optimizer, data=data, options=env._options
     )
-    packed = run.train_and_measure(graft_all_modes(run), (0.0, 0.1))
-    assert (packed.device.type, packed.shape) == ("meta", (6 + 3 * 4,))
+    packed = run.train_and_measure(graft_all_modes(run))
+    assert (packed.device.type, packed.shape) == ("meta", (6 + 3 * 5,))
 
 
 def test_a_text_host_trains_and_is_measured_on_the_meta_device() -> None:
@@ -164,7 +164,7 @@ def test_a_text_host_trains_and_is_measured_on_the_meta_device() -> None:
     run.graft("segment1", "attention", Blend.GATED)
     run.graft("segment2", "mlp_small", Blend.ADD)
     settings = {"segment1": SeedSetting(Mode.BLENDED, 0.5), "segment2": SeedSetting(Mode.ISOLATED, 1.0)}
-    packed = run.train_and_measure(StepPlan(settings, settings, ("segment1",), 2), (0.0, 0.1))
+    packed = run.train_and_measure(StepPlan(settings, settings, ("segment1",), 2, (0.0, 0.1)))
     assert packed.device.type == "meta"
 
 
@@ -272,11 +272,11 @@ def test_a_probe_is_charged_for_its_batches(share: float) -> None:
     env = environment(f"environment.attribution_share={share}", envs=1)
     run_script(env, {0: GERMINATE}, steps=4)
     settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
-    plan, run = StepPlan(settings, settings, ("block2",), 2), env.host_run(0)
+    plan, run = StepPlan(settings, settings, ("block2",), 2, (0.4, 0.5)), env.host_run(0)
     before = env._accounting.total_flops
     env._accounting.charge_step(0, plan, env._slots)
     with FlopCounterMode(display=False) as counter:
-        run.train_and_measure(plan, (0.4, 0.5))
+        run.train_and_measure(plan)
     assert (env._accounting.total_flops - before).item() == pytest.approx(counter.get_total_flops(), rel=0.12)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from esper.config import build_environment
 from esper.environment import Environment, EpisodeStart, WorkerLostError, parallel, transfer
 from esper.environment.host_run import HostRun, StepPlan
-from esper.environment.host_runs import LocalRuns
+from esper.environment.host_runs import LocalRuns, RunOrigin
 from esper.environment.parallel import place_runs
 from esper.environment.transfer import dump_run, dump_shared, load_run, load_shared
 from esper.environment.worker_runs import WorkerRuns
@@ -112,7 +112,7 @@ def evaluate() -> partial[Tensor]:
 def test_an_idle_worker_takes_a_run_from_a_busy_one(workers: Environment) -> None:
     runs, expected = workers._runs, environment("environment.envs=2")
     assert isinstance(runs, WorkerRuns)
-    runs.start([(1, "host"), (2, "host")])
+    runs.start([RunOrigin(number, "host") for number in (1, 2)])
     alone = [runs.compute({env: evaluate()})[0] for env in (0, 1)]  # the first worker is idle each time
     assert runs._owners[0] is runs._owners[1]
     together = runs.compute({0: evaluate(), 1: evaluate()})
@@ -131,7 +131,7 @@ def test_a_run_continues_bit_exactly_after_a_transfer() -> None:
     copy = load_run(dump_run(run, env.data), env.data)
     assert copy.model is not run.model
     on = {"block1": SeedSetting(Mode.BLENDED, 1.0)}
-    results = [each.train_and_measure(StepPlan(on, on, ("block1",), 3), (0.1, 0.2)) for each in (run, copy)]
+    results = [each.train_and_measure(StepPlan(on, on, ("block1",), 3, (0.1, 0.2))) for each in (run, copy)]
     assert torch.equal(results[0].nan_to_num(-1), results[1].nan_to_num(-1))
     assert all_equal(weights(run.model), weights(copy.model))
 
@@ -148,7 +148,7 @@ def test_data_is_shared_with_workers_and_not_copied() -> None:
 
 def test_an_error_in_a_worker_is_raised_and_the_next_round_runs(workers: Environment) -> None:
     runs = workers._runs
-    runs.start([(1, "host"), (2, "host"), (3, "host")])
+    runs.start([RunOrigin(number, "host") for number in (1, 2, 3)])
     for env in range(3):
         runs.change(env, partial(HostRun.graft, slot="block1", blueprint="unknown", blend=Blend.ADD))
     with pytest.raises(ValueError, match="blueprint=unknown: is unknown among cnn blueprints"):
@@ -198,7 +198,7 @@ def test_a_killed_worker_raises_one_sentence_and_the_next_round_has_new_workers(
 def test_a_run_that_cannot_be_transferred_raises_its_error(workers: Environment) -> None:
     runs = workers._runs
     assert isinstance(runs, WorkerRuns)
-    runs.start([(1, "host"), (2, "host")])
+    runs.start([RunOrigin(number, "host") for number in (1, 2)])
     runs.change(0, add_lock)
     with pytest.raises(TypeError, match="cannot pickle"):
         runs.fetch(0)

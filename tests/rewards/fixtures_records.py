@@ -15,7 +15,7 @@ FIRST_SLOT = torch.tensor([[True, False, False]])
 
 def measured(envs: int = 1, slots: int = 3, **values: float | Tensor) -> HostMeasurements:
     """Measurements with default values; those of slots are NaN."""
-    by_slot = {"contribution", "progress", "seed_gradient_norm", "seed_health", "isolated_gain"}
+    by_slot = {"contribution", "loss_contribution", "progress", "seed_gradient_norm", "seed_health", "isolated_gain"}
     result = {}
     for name in HostMeasurements.__dataclass_fields__:
         shape = (envs, slots) if name in by_slot else (envs,)
@@ -62,6 +62,7 @@ def record(
         initial_score=torch.tensor([10.0]),
         host_parameters=torch.tensor([1000.0]),
         seed_parameters=torch.zeros(1, 3),
+        batches=torch.tensor([16]),
         rollback=torch.tensor([rollback]),
         terminated=torch.tensor([is_last]),
         truncated=torch.tensor([False]),
