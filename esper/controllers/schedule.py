@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.controllers.controller import first_available, is_legal, make_action, wait_action
-from esper.lifecycle import ActionSpace, Blend, Masks, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
+from esper.lifecycle import ActionSpace, Blend, Masks, Op, Rules, SeedMeasurements, Slots, Stage, apply, commit, legal, tick
 from esper.observation import Observation
 from esper.rng import make_generator
 
@@ -129,6 +129,7 @@ def keeps_every_seed(space: ActionSpace, rules: Rules, steps: int, entries: Sequ
     for step in range(steps):
         action, memory = controller.choose(legal(slots, space, rules), step, steps, memory)
         slots, _ = apply(slots, action, space, rules)
+        if step + 1 == steps:
+            slots, _ = commit(slots, rules)
         slots, _ = tick(slots, useful, space, rules)
-    slots, _ = commit(slots, rules)
     return int((slots.stage == Stage.FOSSILIZED).sum()) == len(entries)
