@@ -13,6 +13,7 @@ from esper.evaluation.document import Block, CodeBlock, Paragraph, ReportFigure,
 from esper.evaluation.per_controller import per_controller_tables
 from esper.evaluation.plots import plot_frontier, plot_profiles
 from esper.evaluation.provenance import Provenance
+from esper.evaluation.regret import search_blocks
 from esper.evaluation.results import RESULT_METRICS, ArmResults, TaskResults, base_arm, paired_values
 from esper.evaluation.run_groups import run_group_tables
 from esper.evaluation.statistics import MIN_UNITS, RESAMPLES, Estimate, paired_difference, probability_of_improvement
@@ -67,6 +68,7 @@ def _task_blocks(task: TaskResults, number: int, main: str, provenance: Provenan
         "Performance profile": [profile],
         "Median episodes": _timelines(task, number, main),
         "What was grown": growth_tables(task),
+        "Searches and regret": search_blocks(task, provenance),
         "Negative controls": control_blocks(task),
         "Accounting": [
             *cost_tables(task, provenance.checkpoints),
