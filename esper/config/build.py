@@ -100,6 +100,7 @@ def build_environment(config: DictConfig, envs: int | None = None) -> Environmen
     environment: Environment = build(
         config.environment,
         hosts={name: _host_builder(node) for name, node in host_nodes(config).items()},
+        variants=host_variants(config),
         data=build(config.data),
         space=build_action_space(config),
         rules=build(config.lifecycle),
