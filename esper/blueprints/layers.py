@@ -21,6 +21,19 @@ class Residual(nn.Module):
         return out
 
 
+def randomise_zero_layers(module: nn.Module) -> None:
+    """Give layers with a weight matrix of zeros, such as the last one of `Residual`, the initial weights of torch.
+
+    Their biases too. The scale of `FadedNorm` is no matrix and stays zero, and so do parameters outside of a layer that
+    has `reset_parameters`.
+    """
+    for layer in module.modules():
+        matrices = [parameter for parameter in layer.parameters(recurse=False) if parameter.ndim > 1]
+        initialise = getattr(layer, "reset_parameters", None)
+        if callable(initialise) and any(not matrix.is_meta and not matrix.any() for matrix in matrices):
+            initialise()
+
+
 class FadedNorm(nn.Module):
     """A normalisation, faded in by a learned scale that is initialised to zero."""
 

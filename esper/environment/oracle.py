@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.arguments import Count
 from esper.environment.record import StepRecord, net_score
 from esper.environment.step import GrowthStep, RewardResult
-from esper.lifecycle import ActionSpace, Layout, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
+from esper.lifecycle import ActionSpace, Layout, Op, Rules, SeedMeasurements, Slots, Stage, apply, commit, legal, tick
 from esper.observation import ABSOLUTE, HostMeasurements, Observation, View, first_view, next_view, observe
 from esper.rng import derive_seed, make_generator
 
@@ -91,6 +91,10 @@ class Oracle:
         last = step + 1 == self.steps
         decision = self.space.decode(action.cpu())
         during, applied = apply(before, action.cpu(), self.space, self.rules)
+        entered = applied.entered
+        if last:
+            during, committed = commit(during, self.rules)
+            entered = entered | committed.entered
         now = self._measure(during, step + 1, last)
         after, ticked = tick(during, SeedMeasurements(now.contribution, now.seed_health), self.space, self.rules)
         no_rollback = torch.zeros_like(decision.op)
@@ -101,7 +105,7 @@ class Oracle:
             before=before,
             during=during,
             after=after,
-            entered=applied.entered | ticked.entered,
+            entered=entered | ticked.entered,
             earlier=earlier,
             now=now,
             initial_score=self._initial,
@@ -167,6 +171,8 @@ class Oracle:
         """Actions [envs, heads]: the planned germination [envs, slot and blueprint], else FOSSILIZE, ADVANCE, WAIT."""
         masks = legal(self._slots, self.space, self.rules)
         heads = {head.name: torch.zeros(len(germination), dtype=torch.int64) for head in self.space.heads}
+        if "alpha_target" in heads:  # only a fully blended seed can be fossilised
+            heads["alpha_target"] += self.layout.options["alpha_target"].index("FULL")
         for op in (Op.ADVANCE, Op.FOSSILIZE, Op.GERMINATE):  # a later op overrides an earlier one
             if op in self.space.ops:
                 index = self.space.ops.index(op)

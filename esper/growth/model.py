@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from esper.blueprints import blueprint as find_blueprint
+from esper.blueprints.layers import randomise_zero_layers
 from esper.growth.seed import Seed
 from esper.hosts import Host
 from esper.lifecycle import Blend, Slots, Stage
@@ -82,8 +84,20 @@ class GrowingHost(nn.Module):
         self.coadapt = coadapt
         self.seeds = nn.ModuleDict()
 
-    def graft(self, slot: str, blueprint: str, blend: Blend, *, rng_seed: int) -> Seed:
-        """Put a new seed into an empty slot; its initial weights follow from `rng_seed`. Main thread only."""
+    def graft(
+        self,
+        slot: str,
+        blueprint: str,
+        blend: Blend,
+        *,
+        rng_seed: int,
+        init: Literal["identity", "random"] = "identity",
+    ) -> Seed:
+        """Put a new seed into an empty slot; its initial weights follow from `rng_seed`. Main thread only.
+
+        With `init` random, layers that the blueprint sets to zero have random weights instead, so the new seed is not
+        the identity; all other weights are the same. A seed without such a layer (norm) is the identity still.
+        """
         channels = self.host.slot(slot).channels
         if slot in self.seeds:
             raise ValueError(f"slot={slot}: must be empty, but has a seed; remove it first.")
@@ -91,6 +105,8 @@ class GrowingHost(nn.Module):
         with seeded_init(rng_seed):
             body = find_blueprint(topology, blueprint).build(channels)
             new = Seed(body, blueprint=blueprint, blend=blend, channels=channels, topology=topology)
+            if init == "random":
+                randomise_zero_layers(body)
         new.to(next(self.host.parameters()).device)
         if topology == "cnn":
             new.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs

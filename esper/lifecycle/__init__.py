@@ -7,7 +7,7 @@ from esper.lifecycle.masks import Masks, active, available, causal, legal
 from esper.lifecycle.rules import Gate, Rules, gates
 from esper.lifecycle.slots import Events, SeedMeasurements, Slots
 from esper.lifecycle.stages import LIVE, NEXT, OCCUPIED, TRANSITIONS, Stage
-from esper.lifecycle.transitions import apply, evict, tick
+from esper.lifecycle.transitions import apply, commit, evict, tick
 
 __all__ = [
     "HEADS",
@@ -34,6 +34,7 @@ __all__ = [
     "apply",
     "available",
     "causal",
+    "commit",
     "evict",
     "gates",
     "legal",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import AllowInfNan
@@ -46,6 +46,10 @@ class Rules:
         prune_age: steps after germination before a seed may be pruned
         cooldown: steps before the slot of a pruned seed is free again
         max_live: maximum number of live seeds in an environment; None is no limit
+        commit: what becomes of live seeds in the last step. explicit: they are lost. auto: `commit` fossilises those
+            that are fully blended in and healthy
+        ramp: steps until a new seed is fully blended in, independent of the tempo of the action; 0 and 1 are at once.
+            None is the tempo of the action
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class Rules:
         prune_age: int | None,
         cooldown: int | None,
         max_live: int | None,
+        commit: Literal["explicit", "auto"] = "explicit",
+        ramp: int | None = None,
     ) -> None:
         if steps < 1:
             raise ValueError(f"environment.steps={steps}: must be at least 1.")
@@ -73,6 +79,10 @@ class Rules:
         if max_live is not None and max_live < 1:
             raise ValueError(f"lifecycle.max_live={max_live}: must be at least 1, or null for no limit.")
         self.max_live: int | None = max_live
+        self.commit: Literal["explicit", "auto"] = commit
+        if ramp is not None and ramp < 0:
+            raise ValueError(f"lifecycle.ramp={ramp}: must be at least 0, or null for the tempo of the action.")
+        self.ramp: int | None = ramp
 
 
 def _resolve_duration(key: str, value: int | None, default: int) -> int:

@@ -1,4 +1,4 @@
-"""The three functions that change slots: `apply` an action, `tick` after a step, and `evict` live seeds.
+"""The functions that change slots: `apply` an action, `tick` after a step, `commit` or `evict` live seeds.
 
 A ramp of n ticks sets alpha to curve(1/n) ... curve(n/n): the first value immediately, so that it affects the step
 that follows, and each further value at a tick. A ramp of zero ticks sets alpha to its target immediately. A seed that
@@ -34,7 +34,7 @@ def apply(slots: Slots, action: Tensor, space: ActionSpace, rules: Rules) -> tup
             blueprint=each_slot(decision.blueprint),
             blend=each_slot(decision.blend),
             alpha_target=each_slot(decision.alpha_target),
-            ramp_ticks=each_slot(decision.tempo),
+            ramp_ticks=each_slot(decision.tempo) if rules.ramp is None else rules.ramp,
             curve=each_slot(decision.alpha_curve),
         )
     if Op.ADVANCE in at:
@@ -52,8 +52,10 @@ def apply(slots: Slots, action: Tensor, space: ActionSpace, rules: Rules) -> tup
         update.remove(at[Op.PRUNE] & (update.slots.alpha == 0), rules)
     if Op.FOSSILIZE in at:
         update.enter(at[Op.FOSSILIZE], Stage.FOSSILIZED)
-    if space.auto_advance:  # without a dwell time, a seed trains in the step that follows its germination
-        update.advance((update.slots.stage == Stage.GERMINATED) & passes_gate(update.slots, rules))
+    if space.auto_advance:  # without dwell times, a new seed is as far as its gates allow in the step that follows
+        new = update.slots.stage == Stage.GERMINATED
+        for stage in NEXT:
+            update.advance(new & (update.slots.stage == stage) & passes_gate(update.slots, rules))
     return update.slots, update.events
 
 
@@ -66,6 +68,24 @@ def tick(slots: Slots, measured: SeedMeasurements, space: ActionSpace, rules: Ru
         update.advance(due)
     update.remove(update.slots.blending_out & (update.slots.alpha == 0), rules)
     update.free((update.slots.stage == Stage.PRUNED) & (update.slots.steps_in_stage >= rules.cooldown))
+    return update.slots, update.events
+
+
+def commit(slots: Slots, rules: Rules) -> tuple[Slots, Events]:
+    """Fossilise every live seed that is fully blended in and healthy; nothing unless `rules.commit` is auto.
+
+    Call it at the start of the last step, after `apply`. Fully blended in is alpha 1 at the end of its ramp; healthy is
+    the health that the gate of HOLDING requires. Dwell times and contributions do not matter.
+    """
+    update = _SlotUpdate(slots)
+    if rules.commit == "auto":
+        is_blended = slots.in_stage((Stage.BLENDING, Stage.HOLDING)) & (slots.alpha == 1)
+        kept = is_blended & ~slots.moving & ~slots.blending_out
+        required = rules.gates[Stage.HOLDING].health
+        if required is not None:
+            kept = kept & (slots.health >= required)
+        update.enter(kept & (slots.stage == Stage.BLENDING), Stage.HOLDING)
+        update.enter(kept, Stage.FOSSILIZED)
     return update.slots, update.events
 
 

@@ -60,6 +60,45 @@ def test_random_episodes_stay_below_the_optimum_and_the_return_is_the_change_of_
     assert torch.allclose(total, score - start, atol=0.05)  # gamma is 1, and shaping vanishes
 
 
+def test_an_automatic_commit_keeps_blended_seeds_in_the_last_step_and_records_it() -> None:
+    oracle = make_oracle("lifecycle=quick")
+    germinate = oracle.layout.ops.index("GERMINATE")
+    kept = score_of(oracle, {0: [germinate, 1, 1, 0]})
+    host_score = 10 + 20 * (1 - torch.tensor(-20 / 5).exp())
+    assert kept == pytest.approx(
+        float(host_score + 6 * (1 - torch.tensor(-4.0).exp()) - torch.tensor(2.5).log()), abs=1e-3
+    )
+    assert score_of(oracle, {19: [germinate, 1, 1, 0]}) == pytest.approx(float(host_score))  # health not measured yet
+    oracle.reset([1])
+    for step in range(oracle.steps):
+        result = oracle.step(torch.tensor([[germinate, 1, 1, 0] if step == 3 else [0, 0, 0, 0]]))
+        committed = result.record.entered[0, 1, Stage.FOSSILIZED].item()
+        assert committed is (step + 1 == oracle.steps)
+
+
+@pytest.mark.parametrize("overrides", [["lifecycle=quick"], ["lifecycle.commit=auto"]])
+def test_the_optimum_with_automatic_commits_is_reached_by_a_script_and_by_no_random_episode(
+    overrides: list[str],
+) -> None:
+    oracle = make_oracle("environment.envs=64", *overrides)
+    germinate, best = oracle.layout.ops.index("GERMINATE"), oracle.optimum()
+    script = {slot: [germinate, 2 - slot, 2, 0] for slot in range(3)}  # conv_heavy everywhere, largest gain first
+    assert score_of(oracle, script) == pytest.approx(best, abs=1e-3)
+    generator, observation = torch.Generator().manual_seed(0), oracle.reset(range(64))
+    for _ in range(oracle.steps):
+        op = torch.multinomial(observation.masks.op.float(), 1, generator=generator)[:, 0]
+        slot = torch.multinomial(observation.masks.under("slot", op).float() + 1e-9, 1, generator=generator)[:, 0]
+        rest = torch.randint(0, 3, (64, 2), generator=generator)
+        observation = oracle.step(torch.cat([torch.stack([op, slot], 1), rest], 1)).observation
+    assert oracle.outcome()["score"].max() < best
+
+
+@pytest.mark.parametrize("lifecycle", ["default", "quick"])
+def test_the_optimum_is_the_same_if_seeds_advance_on_request(lifecycle: str) -> None:
+    rules = f"lifecycle={lifecycle}"
+    assert make_oracle("actions=full", rules).optimum() == pytest.approx(make_oracle(rules).optimum(), abs=1e-3)
+
+
 def test_ppo_reaches_95_percent_of_the_possible_gain(tmp_path) -> None:  # type: ignore[no-untyped-def]
     config = compose_config("run", ["+experiment=oracle", "rounds=25", "logger=none", "callbacks.dashboard=null"])
     figures = train(config, tmp_path, Console(quiet=True))

@@ -1,4 +1,4 @@
-"""A new seed of every blueprint and blend changes no output and has a non-zero gradient."""
+"""A new seed of every blueprint and blend changes no output, unless its weights are random, and has a gradient."""
 
 import subprocess
 import sys
@@ -58,6 +58,35 @@ def test_an_isolated_seed_leaves_the_hosts_loss_and_gradients_bit_equal(
     assert torch.equal(before["host"], after[MIDDLE[topology]])  # a new seed is the identity
     assert all_equal(host_gradients(bare), host_gradients(grown))
     assert all_equal(dict(bare.host.named_buffers()), dict(grown.host.named_buffers()))
+
+
+@each_case
+def test_a_seed_with_random_weights_is_no_identity_and_differs_only_in_layers_of_zeros(
+    topology: str, channels: int, blueprint: str, blend: Blend
+) -> None:
+    slot = MIDDLE[topology]
+    identity, random, again = (model(topology, channels) for _ in range(3))
+    zeros = identity.graft(slot, blueprint, blend, rng_seed=1).state_dict()
+    new = random.graft(slot, blueprint, blend, rng_seed=1, init="random").state_dict()
+    assert all_equal(new, again.graft(slot, blueprint, blend, rng_seed=1, init="random").state_dict())
+    changed = {name for name in new if not torch.equal(new[name], zeros[name])}
+    assert not any(zeros[name].any() for name in changed)
+    assert all(new[name].any() for name in new if new[name].ndim > 1)
+    losses = [backward(growing, {slot: SeedSetting(Mode.BLENDED, 1.0)})["host"] for growing in (identity, random)]
+    assert torch.equal(*losses) == (blueprint == "norm") == (not changed)  # norm has no matrix: it is the identity
+    gradients = [parameter.grad for parameter in random.seed(slot).parameters() if parameter.grad is not None]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert any(gradient.any() for gradient in gradients)
+
+
+def test_random_weights_are_those_of_torch_and_leave_the_global_generator_alone() -> None:
+    seed = model("cnn", 32).graft("block1", "conv_light", Blend.ADD, rng_seed=1, init="random")
+    last = seed.body.branch[-1].weight
+    assert last.abs().max() <= (32 * 9) ** -0.5  # the bound of torch's uniform distribution
+    assert last.std().item() == pytest.approx((3 * 32 * 9) ** -0.5, rel=0.05)
+    growing, state = model("cnn", 32), torch.get_rng_state()
+    growing.graft("block1", "conv_light", Blend.ADD, rng_seed=1, init="random")
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_no_blueprint_crashes_the_process_when_it_trains_on_detached_channels_last_features() -> None:

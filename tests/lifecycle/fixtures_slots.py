@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from esper.config import load_preset
-from esper.lifecycle import ActionSpace, Events, Gate, Masks, Rules, SeedMeasurements, Slots, apply, legal, tick
+from esper.lifecycle import ActionSpace, Events, Gate, Masks, Rules, SeedMeasurements, Slots, apply, commit, legal, tick
 
 BLUEPRINTS = ("norm", "conv_light", "attention")
 
@@ -28,6 +29,8 @@ def rules(
     prune_age: int | None = None,
     cooldown: int | None = 3,
     max_live: int | None = None,
+    keep: Literal["explicit", "auto"] = "explicit",
+    ramp: int | None = None,
 ) -> Rules:
     gates = {
         "germinated": Gate(dwell=0),
@@ -35,7 +38,14 @@ def rules(
         "blending": Gate(dwell=dwell, full_alpha=True),
         "holding": Gate(dwell=dwell, health=health, contribution=contribution),
     }
-    return Rules(steps=steps, gates=gates, prune_age=prune_age, cooldown=cooldown, max_live=max_live)
+    durations = {"prune_age": prune_age, "cooldown": cooldown, "ramp": ramp}
+    return Rules(steps=steps, gates=gates, max_live=max_live, commit=keep, **durations)
+
+
+@cache
+def quick(**changes: object) -> Rules:
+    """The rules of conf/lifecycle/quick.yaml."""
+    return load_preset("lifecycle/quick", steps=20, **changes)
 
 
 def act(space: ActionSpace, *choices: dict[str, str]) -> Tensor:
@@ -72,7 +82,7 @@ def random_measurements(slots: Slots, generator: torch.Generator) -> SeedMeasure
 
 @dataclass
 class Transition:
-    """Input and output of one call of apply or tick."""
+    """Input and output of one call of apply, commit or tick."""
 
     call: str
     before: Slots
@@ -82,12 +92,16 @@ class Transition:
 
 
 def play(space: ActionSpace, rules: Rules, *, envs: int, steps: int, seed: int) -> Iterator[Transition]:
-    """Random legal episodes; `seed` is a random seed."""
+    """Random legal episodes of `steps` steps, with a commit in the last; `seed` is a random seed."""
     generator = torch.Generator().manual_seed(seed)
     slots = Slots.empty(envs, len(space.slots))
-    for _ in range(steps):
+    for step in range(steps):
         action = random_action(legal(slots, space, rules), space, generator)
         after, events = apply(slots, action, space, rules)
         yield Transition("apply", slots, after, events, action)
+        if step + 1 == steps:
+            applied = after
+            after, events = commit(applied, rules)
+            yield Transition("commit", applied, after, events, action)
         slots, events = tick(after, random_measurements(after, generator), space, rules)
         yield Transition("tick", after, slots, events, action)

@@ -71,6 +71,7 @@ def test_stages_without_a_gate_never_pass_one() -> None:
         ({"steps": 0}, r"environment\.steps=0: must be at least 1"),
         ({"cooldown": -1}, r"lifecycle\.cooldown=-1: must be at least 0"),
         ({"prune_age": -2}, r"lifecycle\.prune_age=-2"),
+        ({"ramp": -1}, r"lifecycle\.ramp=-1: must be at least 0, or null for the tempo of the action"),
         ({"max_live": 0}, r"lifecycle\.max_live=0: must be at least 1, or null"),
         ({"gates": {"training": Gate()}}, r"must have exactly the keys germinated, training, blending, holding"),
     ],
@@ -88,8 +89,20 @@ def test_a_gate_with_a_nan_threshold_is_refused() -> None:
         Gate(health=math.nan)
 
 
-def test_the_preset_builds_gates() -> None:
-    assert all(type(gate) is Gate for gate in load_preset("lifecycle/default", steps=20).gates.values())
+@pytest.mark.parametrize("preset", ["default", "quick"])
+def test_a_preset_builds_gates(preset: str) -> None:
+    assert all(type(gate) is Gate for gate in load_preset(f"lifecycle/{preset}", steps=20).gates.values())
+
+
+def test_the_preset_default_has_the_defaults_of_the_signature_which_saved_configurations_without_the_keys_get() -> None:
+    preset, old = load_preset("lifecycle/default", steps=20), rules(steps=20)
+    assert (preset.commit, preset.ramp) == (old.commit, old.ramp) == ("explicit", None)
+
+
+def test_the_preset_quick_has_no_dwell_times_and_commits_automatically() -> None:
+    preset = load_preset("lifecycle/quick", steps=150)
+    assert set(preset.dwell.values()) == {0}
+    assert (preset.commit, preset.ramp, preset.prune_age, preset.cooldown) == ("auto", 0, 1, 1)
 
 
 def test_empty_measurements_are_nan() -> None:

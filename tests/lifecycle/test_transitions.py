@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.lifecycle import TRANSITIONS, ActionSpace, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
-from tests.lifecycle.fixtures_slots import Transition, act, play, random_action, random_measurements, rules, space
+from tests.lifecycle.fixtures_slots import (
+    Transition,
+    act,
+    play,
+    quick,
+    random_action,
+    random_measurements,
+    rules,
+    space,
+)
 
 SPACES = st.sampled_from(["core", "full"])
 RULES = st.builds(
@@ -20,7 +29,9 @@ RULES = st.builds(
     prune_age=st.sampled_from([None, 0, 2]),
     cooldown=st.integers(0, 4),
     max_live=st.sampled_from([None, 1, 2]),
-)
+    keep=st.sampled_from(["explicit", "auto"]),
+    ramp=st.sampled_from([None, 0, 1, 2]),
+) | st.builds(quick)
 RNG_SEEDS = st.integers(0, 2**32)
 few_examples = settings(max_examples=10)  # each is many transitions of several environments
 
@@ -89,9 +100,11 @@ def test_fossils_are_permanent(actions: str, rule: Rules, rng_seed: int) -> None
 
 @few_examples
 @given(SPACES, RULES, RNG_SEEDS)
-def test_only_an_explicit_action_fossilises(actions: str, rule: Rules, rng_seed: int) -> None:
+def test_only_an_explicit_action_or_an_automatic_commit_fossilises(actions: str, rule: Rules, rng_seed: int) -> None:
     ops = space(actions).ops
     for transition in transitions(actions, rule, rng_seed):
+        if transition.call == "commit" and rule.commit == "auto":
+            continue
         new = transition.events.into(Stage.FOSSILIZED).sum(1)
         requested = transition.action[:, 0] == ops.index(Op.FOSSILIZE)
         assert torch.equal(new, requested.long() if transition.call == "apply" else torch.zeros_like(new))
