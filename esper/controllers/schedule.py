@@ -7,7 +7,20 @@ import torch
 from torch import Tensor
 
 from esper.controllers.controller import first_available, is_legal, make_action, wait_action
-from esper.lifecycle import ActionSpace, Blend, Masks, Op, Rules, SeedMeasurements, Slots, Stage, apply, commit, legal, tick
+from esper.lifecycle import (
+    ActionSpace,
+    Blend,
+    Masks,
+    Op,
+    Rules,
+    SeedMeasurements,
+    Slots,
+    Stage,
+    apply,
+    commit,
+    legal,
+    tick,
+)
 from esper.observation import Observation
 from esper.rng import make_generator
 

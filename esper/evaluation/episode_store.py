@@ -71,7 +71,7 @@ class EpisodeStore:
 
     def distinct_jobs(self, jobs: Sequence[EpisodeJob]) -> list[EpisodeJob]:
         """Jobs with an unfinished episode, of each plan only one that no other arm has run."""
-        done = {(episode.inputs_digest, (episode.episode_seed,)) for episode in self.latest}
+        done: set[tuple[str, tuple[int, ...]]] = {(e.inputs_digest, (e.episode_seed,)) for e in self.latest}
         distinct = []
         for job in self.missing_jobs(jobs):
             content = (job.inputs_digest, job.episode_seeds)

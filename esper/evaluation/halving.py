@@ -75,20 +75,18 @@ def halve(
                 chosen = list(range(len(scores[0]), len(known)))
             else:
                 below = [number for number in scores[rung - 1] if number not in scores[rung]]
-                chosen = sorted(below, key=lambda number: -scores[rung - 1][number])[:count]  # noqa: B023
+                chosen = sorted(below, key=lambda number: -scores[rung - 1][number])[:count]
             new = [Trial(known[number], RUNGS[rung], rung) for number in chosen]
             scores[rung] |= dict(zip(chosen, measure(new), strict=True))
             trials += new
         spent = budget
         highest = max(rung for rung, measured in enumerate(scores) if measured)
-        best = max(scores[highest], key=lambda number: scores[highest][number])  # noqa: B023
+        best = max(scores[highest], key=lambda number: scores[highest][number])
         choices.append(Choice(known[best], scores[highest][best], RUNGS[highest], tuple(trials), budget))
     return choices
 
 
-def best_candidates(
-    choice: Choice[Candidate], measure: Measure[Candidate], count: int
-) -> list[Candidate]:
+def best_candidates(choice: Choice[Candidate], measure: Measure[Candidate], count: int) -> list[Candidate]:
     """The best candidates of the highest rung of a successive halving, best first."""
     reached = [trial for trial in choice.trials if trial.share == choice.share]
     scored = sorted(zip(measure(reached), range(len(reached)), strict=True), key=lambda pair: (-pair[0], pair[1]))

@@ -27,7 +27,7 @@ class Plan:
         schedule: germinations
     """
 
-    start: EpisodeStart = EpisodeStart()
+    start: EpisodeStart
     schedule: tuple[ScheduleEntry, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:

@@ -145,5 +145,5 @@ def _measure_outcome(environment: Environment, test: bool) -> dict[str, torch.Te
     if test:
         tested = environment.test()
         values |= {f"test_{name}": scores for name, scores in tested.items()}
-        values["score"] = net_score(tested["score"], outcome["growth"])
+        values["score"] = net_score(tested["score"], outcome["growth"], environment.rent)
     return values

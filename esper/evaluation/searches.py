@@ -87,7 +87,7 @@ class Searches:
         """The result of an arm's search; of best_static@4, of its prefix of four budgets."""
         base, _, budgets = arm.partition("@")
         if base not in self.outcomes:
-            search = {
+            search: Callable[[], SearchOutcome] | None = {
                 "best_static": self._search_static,
                 "best_open_loop": self._search_schedules,
                 "grow_once": lambda: self._search_moment(lambda tau: self._context.filled_plan(at=tau)),

@@ -58,8 +58,11 @@ def check_arm(name: str, config: DictConfig) -> None:
     arm = get_arm(base)
     if base not in known:
         other = f"; use {arm.replaced_by}" if arm.replaced_by else ""
-        need = f"exists without a budget of FLOPs only{other}" if is_budgeted else (
-            "needs a budget of FLOPs; environment=budget sets one")
+        need = (
+            f"exists without a budget of FLOPs only{other}"
+            if is_budgeted
+            else ("needs a budget of FLOPs; environment=budget sets one")
+        )
         raise ValueError(f"controllers: {name} {need}.")
     if at:
         _check_number(name, arm, number, config)

@@ -1,7 +1,7 @@
 """Searches as algorithms, with a function in place of episodes."""
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_each_prefix_spends_what_it_adds_and_keeps_earlier_trials() -> None:
     assert [choice.budget for choice in choices] == [1, 4, 16]
     assert [sum(trial.share for trial in choice.trials) for choice in choices] == [1, 4, 16]
     assert [measure.count(share) for share in RUNGS] == [88, 22, 5]
-    for shorter, longer in zip(choices[:-1], choices[1:], strict=True):
+    for shorter, longer in pairwise(choices):
         assert longer.trials[: len(shorter.trials)] == shorter.trials
     assert len({(trial.candidate, trial.share) for trial in measure.trials}) == len(measure.trials)
 
