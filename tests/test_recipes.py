@@ -1,7 +1,6 @@
 """Recipes of docs/contributing.md, followed end to end: register, build, use; what is registered goes with its test."""
 
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,7 @@ from esper.controllers import PolicyController
 from esper.environment import StepRecord
 from esper.flops import Flops, conv_flops
 from esper.lifecycle import Slots, Stage
-from esper.observation import BASE, features
-from esper.observation.features import Feature, observation_page
+from esper.observation import FEATURE_SETS, Feature, observation_page
 from esper.rewards import terms
 from tests.fixtures_environment import environment
 from tests.lifecycle.fixtures_slots import act
@@ -88,11 +86,9 @@ def test_a_reward_term_with_its_yaml_is_a_part_of_every_steps_reward(
 
 def test_an_observation_feature_reaches_the_policy_and_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     added = Feature("free", 1, lambda view: free_slots(view.slots), "share of slots without a seed")
-    width = features.BASE_WIDTH
-    for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "esper"]:
-        for name, value in (("BASE", (*BASE, added)), ("BASE_WIDTH", width + 1)):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, value)
+    features = FEATURE_SETS["absolute"]
+    width = features.base_width
+    monkeypatch.setitem(FEATURE_SETS, "absolute", replace(features, base=(*features.base, added)))
     config = compose_config("run", ["+experiment=oracle", "environment.envs=2"])
     env = build_vector_env(config)
     env.reset([1, 2])

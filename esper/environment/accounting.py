@@ -50,6 +50,11 @@ class CostAccounting:
         self._start_score = empty  # score when each seed germinated
         self._loss_contribution = empty  # the latest measurement of each seed
 
+    @property
+    def batch(self) -> int:
+        """Samples in a training batch."""
+        return self._options.batch
+
     def replace_host(self, env: int, costs: HostCosts) -> None:
         """Use the costs of another host from now on."""
         self._costs[env] = costs

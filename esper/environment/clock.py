@@ -102,7 +102,7 @@ class BudgetClock:
     ) -> None:
         if (budget is None) == (budget_batches is None):
             raise ValueError(
-                f"environment.budget={budget}, environment.budget_batches={budget_batches}: must set exactly one of them."
+                f"environment.budget={budget}, environment.budget_batches={budget_batches}: must set exactly one."
             )
         for key, value in (("budget", budget), ("budget_batches", budget_batches)):
             if value is not None and not 0 < value < math.inf:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -19,6 +18,7 @@ from esper.environment.host_run import HostRun, HostRunOptions, StepPlan, vector
 from esper.environment.host_runs import RunFactory, RunOrigin
 from esper.environment.parallel import place_runs
 from esper.environment.record import StepRecord, net_score
+from esper.environment.round_clock import RoundClock
 from esper.environment.run_changes import RunChanges, indices
 from esper.environment.start import EpisodeStart, check_fossils, graft_fossils, initial_slots
 from esper.environment.step import GrowthStep, RewardResult
@@ -40,7 +40,6 @@ from esper.lifecycle import (
 )
 from esper.observation import (
     FEATURE_SETS,
-    ClockView,
     HostMeasurements,
     Observation,
     View,
@@ -193,15 +192,13 @@ class Environment:
         self._governor = self._make_governor(envs=len(episode_seeds), chance=math.log(self.data.options))
         self._changes.save_snapshots(all_envs, self._slots)
         self._accounting = CostAccounting(bare, costs, self.data, self.space, self._options)
-        self._budgets = [
-            self._clock.budget(self._accounting.bare_batch_flops(env), self.steps, start)
-            for env, start in enumerate(self._starts)
-        ]
-        is_measured = torch.tensor([start.measured or not self.is_budgeted for start in self._starts])
-        now = self._measure_untrained(is_measured, self._slots, False)
+        self._round = RoundClock(
+            self._clock, self._starts, self.steps, self._accounting, self._changes, self.data, self._schedule
+        )
+        now = self._measure_untrained(self._round.measured_from_start, self._slots, False)
         self._initial_score = now.score
-        self._clock_view = self._first_clock_view(now.loss, is_measured)
-        self._view = first_view(self.steps, self._slots, now, self._accounting.host_parameters, self._clock_view)
+        clock_view = self._round.first_view(self._slots, now.loss)
+        self._view = first_view(self.steps, self._slots, now, self._accounting.host_parameters, clock_view)
         return self._observe()
 
     @torch.inference_mode(False)
@@ -252,10 +249,10 @@ class Environment:
         )
         rewarded = self._reward(record)
         self._slots = after
-        self._clock_view = self._next_clock_view(record, is_measured | (reason > 0))
+        clock_view = self._round.next_view(self._view.clock, record, is_measured | (reason > 0))
         seed_parameters = self._accounting.seed_parameters(after)
         self._view = next_view(
-            self._view, after, now, seed_parameters, decision.op, decision.slot, reason > 0, self._clock_view
+            self._view, after, now, seed_parameters, decision.op, decision.slot, reason > 0, clock_view
         )
         return GrowthStep(self._observe(), rewarded.total, rewarded, record.terminated, record.truncated, record)
 
@@ -352,20 +349,10 @@ class Environment:
         return torch.stack(results).cpu()
 
     def _plan(self, env: int, during: Slots, step: int, last: bool) -> StepPlan:
-        """The plan of a run's next step, which is charged."""
-        start = self._starts[env]
         settings = seed_settings(during, env, self.space.slots)
         final = fossil_settings(during, env, self.space.slots) if last else settings
         off = () if last else self._slots_to_probe(settings, during, env, step)
-        plan = StepPlan(settings, final, off, 0, (0.0, 0.0))
-        self._accounting.charge_controller(env, start.controller_flops)
-        samples = self._clock.samples(self.data.size("validation"))
-        spending = partial(self._accounting.spending, env, plan, during, self._budgets[env], samples)
-        size = self._clock.step_size(step, self.steps, start, spending)
-        measure = size.measure and self._changes.must_measure(env, size.batches, (final, off, size.samples))
-        plan = replace(plan, batches=size.batches, progress=size.progress, measure=measure, samples=size.samples)
-        self._accounting.charge_step(env, plan, during, measurement=size.charge)
-        return plan
+        return self._round.plan(env, StepPlan(settings, final, off, 0, (0.0, 0.0)), during, step)
 
     def _follow_plans(self, slots: Slots, entered: Tensor, step: int, last: bool) -> tuple[Slots, Tensor]:
         """Graft the fossils and widen the hosts of episodes whose time has come; commit seeds before the last step.
@@ -374,7 +361,10 @@ class Environment:
         """
         due = [start.starts_at(self.steps) == step for start in self._starts]
         slots, new = graft_fossils(
-            slots, self._starts, self.space, [is_due and start.at > 0 for is_due, start in zip(due, self._starts, strict=True)]
+            slots,
+            self._starts,
+            self.space,
+            [is_due and start.at > 0 for is_due, start in zip(due, self._starts, strict=True)],
         )
         entered = entered.clone()
         entered[..., Stage.GERMINATED] |= new
@@ -433,8 +423,7 @@ class Environment:
     def _measure_untrained(self, envs: Tensor, slots: Slots, last: bool) -> HostMeasurements:
         """Measure some hosts, bool [envs], with their fossils and without training; NaN for the others."""
         is_final = last and self.is_budgeted  # of the whole split, and nothing depends on it
-        size = self.data.size("validation")
-        samples = size if is_final else self._clock.samples(size)
+        samples = self._round.samples(is_final)
         committed = {env: fossil_settings(slots, env, self.space.slots) for env in indices(envs)}
         for env, settings in committed.items() if not is_final else ():
             self._accounting.charge_validation(env, settings, slots, samples)
@@ -444,37 +433,6 @@ class Environment:
                 {env: partial(HostRun.measure, settings=s, samples=samples) for env, s in committed.items()}
             )
         return self._accounting.unpack_measurements(values, slots, last)
-
-    def _first_clock_view(self, loss: Tensor, measured: Tensor) -> ClockView:
-        """The state of the clock before the first step."""
-        pass_flops = [self._accounting.bare_batch_flops(env) / self._options.batch for env in range(self._episodes)]
-        passes = [b / (f * self.data.size("train")) for b, f in zip(self._budgets, pass_flops, strict=True)]
-        chance = torch.full((self._episodes,), math.log(self.data.options))
-        empty = torch.full(self._slots.stage.shape, torch.nan)
-        start = torch.where(self._slots.occupied, 0.0, empty)
-        return self._read_clock(0, self._slots, torch.tensor(passes), start, loss, chance, measured)
-
-    def _next_clock_view(self, record: StepRecord, measured: Tensor) -> ClockView:
-        """The state of the clock after a step."""
-        old = self._clock_view
-        germinated = record.entered[..., Stage.GERMINATED]
-        start = torch.where(germinated, old.spent.unsqueeze(1).expand_as(old.start), old.start)
-        start = torch.where(record.after.occupied, start, torch.nan)
-        first_loss = torch.where(old.first_loss.isnan(), record.now.loss, old.first_loss)
-        return self._read_clock(
-            record.step + 1, record.after, old.passes, start, first_loss, old.chance_loss, measured
-        )
-
-    def _read_clock(
-        self, step: int, slots: Slots, passes: Tensor, start: Tensor, first_loss: Tensor, chance: Tensor, measured: Tensor
-    ) -> ClockView:
-        total = self._accounting.total_flops.tolist()
-        spent = [self._clock.progress(step, self.steps, *each) for each in zip(total, self._budgets, strict=True)]
-        left = [1 - share if self._schedule is None else self._schedule.mass_left(share) for share in spent]
-        cost, seed_cost = self._accounting.relative_costs(slots)
-        return ClockView(
-            torch.tensor(spent), torch.tensor(left), passes, cost, seed_cost, start, first_loss, chance, measured
-        )
 
     def _observe(self) -> Observation:
         return observe(self._view, legal(self._slots, self.space, self.rules), self._features)

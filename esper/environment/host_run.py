@@ -128,7 +128,13 @@ class HostRun:
 
     def graft(self, slot: str, blueprint: str, blend: Blend) -> None:
         self._grafts += 1
-        self.model.graft(slot, blueprint, blend, rng_seed=derive_seed("seed weights", self._episode_seed, self._grafts), init=self._options.seed_init)
+        self.model.graft(
+            slot,
+            blueprint,
+            blend,
+            rng_seed=derive_seed("seed weights", self._episode_seed, self._grafts),
+            init=self._options.seed_init,
+        )
         self.optimizer.add(slot)
 
     def remove(self, slot: str) -> None:
@@ -137,7 +143,7 @@ class HostRun:
         self._measured = {key: value for key, value in self._measured.items() if key[0] != slot}
 
     def widen(self, variant: str) -> None:
-        """Replace the host by a wider one that computes the same function; the momentum of the optimizer starts anew."""
+        """Replace the host by a wider one that computes the same function; the optimizer starts anew."""
         with seeded_init(derive_seed("wide weights", self._episode_seed)):
             wide = self._variants[variant]()
         self.model = widened(self.model, wide, make_generator("widen", self._episode_seed))
@@ -258,8 +264,8 @@ class HostRun:
     def _evaluate(
         self, settings: SeedSettings, off: Collection[str], split: str, samples: int | None
     ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """Mean loss and accuracy [2] over `samples` samples: with all seeds, and for each slot in `off` a pair, with and
-        without its seed, over the probed samples.
+        """Mean loss and accuracy [2] over `samples` samples: with all seeds, and for each slot in `off` a pair, with
+        and without its seed, over the probed samples.
         The features before each slot in `off` are cached, so that switching it off only recomputes what follows.
         """
         model, whole, probed = self.model.eval(), [], []

@@ -15,7 +15,7 @@ from esper.arguments import Count
 from esper.environment.record import StepRecord, net_score
 from esper.environment.step import GrowthStep, RewardResult
 from esper.lifecycle import ActionSpace, Layout, Op, Rules, SeedMeasurements, Slots, Stage, apply, commit, legal, tick
-from esper.observation import ABSOLUTE, HostMeasurements, Observation, View, first_view, next_view, observe
+from esper.observation import FEATURE_SETS, HostMeasurements, Observation, View, first_view, next_view, observe
 from esper.rng import derive_seed, make_generator
 
 HOST_PARAMETERS = 1_000.0  # parameters
@@ -63,7 +63,8 @@ class Oracle:
                     f"{', '.join(space.slots)}."
                 )
         self.space, self.rules, self.envs, self.steps = space, rules, envs, steps
-        self.layout = Layout.from_space(space, ABSOLUTE.base_width, ABSOLUTE.slot_width)
+        self._features = FEATURE_SETS["absolute"]
+        self.layout = Layout.from_space(space, self._features.base_width, self._features.slot_width)
         self._reward, self._noise = reward, noise
         self._gains = torch.tensor([list(gains[name]) for name in space.blueprints])  # [blueprints, slots]
         self._sizes = torch.tensor([float(sizes[name]) for name in space.blueprints]) * HOST_PARAMETERS
@@ -83,7 +84,7 @@ class Oracle:
         now = self._measure(self._slots, 0, False)
         self._initial = now.score
         self._view = first_view(self.steps, self._slots, now, self._host)
-        return observe(self._view, legal(self._slots, self.space, self.rules))
+        return observe(self._view, legal(self._slots, self.space, self.rules), self._features)
 
     def step(self, action: Tensor) -> GrowthStep:
         """Run one step in each environment; `action` is int64 [envs, heads]."""
@@ -121,7 +122,7 @@ class Oracle:
         self._view = next_view(
             self._view, after, now, self._seed_parameters(after), decision.op, decision.slot, no_rollback.bool()
         )
-        observation = observe(self._view, legal(after, self.space, self.rules))
+        observation = observe(self._view, legal(after, self.space, self.rules), self._features)
         return GrowthStep(observation, rewarded.total, rewarded, record.terminated, record.truncated, record)
 
     def outcome(self) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from esper.lifecycle import ActionSpace, Blend, Slots, Stage
 
-
 ROUNDING = 1e-9  # a share such as 0.15 of 20 steps is step 3
 
 

@@ -1,12 +1,11 @@
 """Observations: the feature table, and the view that features are computed from."""
 
 from esper.observation.feature_sets import FEATURE_SETS, observation_page
-from esper.observation.features import ABSOLUTE, Feature, FeatureSet
+from esper.observation.features import Feature, FeatureSet
 from esper.observation.observation import Observation, PolicyInputs, observe
 from esper.observation.view import HISTORY, ClockView, HostMeasurements, View, first_view, next_view
 
 __all__ = [
-    "ABSOLUTE",
     "FEATURE_SETS",
     "HISTORY",
     "ClockView",

@@ -6,7 +6,7 @@ from esper.observation.scale_free import SCALE_FREE
 FEATURE_SETS: dict[str, FeatureSet] = {features.name: features for features in (ABSOLUTE, SCALE_FREE)}
 MEANINGS = {
     "absolute": "Scores in points, losses and norms as they are: for one host, data set and length of episodes.",
-    "scale_free": "Ratios and shares, which mean the same for any host, data set and budget: with `environment=budget`.",
+    "scale_free": "Ratios and shares, for any host, data set and budget: with `environment=budget`.",
 }
 
 
@@ -18,7 +18,7 @@ def observation_page() -> str:
         "A value that was not measured yet is -1. `symlog(x)` is sign(x) ln(1 + abs(x)) / 3, clipped to [-2, 2].",
         "`environment.features` chooses one of two sets.",
         "",
-        "`observation_page()` generates this page from the tables in `esper/observation/features.py` and `scale_free.py`.",
+        "`observation_page()` generates this page from `features.py` and `scale_free.py` in `esper/observation/`.",
     ]
     for features in FEATURE_SETS.values():
         lines += ["", f"## {features.name}", "", MEANINGS[features.name]]

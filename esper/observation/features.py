@@ -93,7 +93,9 @@ def one_hot(x: Tensor, size: int) -> Tensor:
 BASE: tuple[Feature, ...] = (
     Feature("progress", 1, lambda v: torch.full((len(v.best), 1), v.step / v.steps), "finished share of the episode"),
     Feature("loss", 1, lambda v: column(symlog(v.now.loss)), "validation loss, symlog"),
-    Feature("score", 1, lambda v: column(_score(v.now.score)), "validation score, sign(score) ln(1 + abs(score) / 100)"),
+    Feature(
+        "score", 1, lambda v: column(_score(v.now.score)), "validation score, sign(score) ln(1 + abs(score) / 100)"
+    ),
     Feature(
         "train_loss",
         1,
@@ -150,7 +152,10 @@ BASE: tuple[Feature, ...] = (
         "gradient norm of the host, symlog",
     ),
     Feature(
-        "health", 1, lambda v: column(mark_missing(v.now.health, v.now.health)), "health of the host's gradients, 0 to 1"
+        "health",
+        1,
+        lambda v: column(mark_missing(v.now.health, v.now.health)),
+        "health of the host's gradients, 0 to 1",
     ),
     Feature(
         "training",
@@ -201,7 +206,9 @@ PER_SLOT: tuple[Feature, ...] = (
     Feature(
         "contribution_age",
         1,
-        lambda v: column(torch.where(v.slots.contribution_age < 0, -1.0, share_of_steps(v.slots.contribution_age, v)[..., 0])),
+        lambda v: column(
+            torch.where(v.slots.contribution_age < 0, -1.0, share_of_steps(v.slots.contribution_age, v)[..., 0])
+        ),
         "steps since the contribution was measured, as a share of the episode",
     ),
     Feature(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle import Masks
-from esper.observation.features import ABSOLUTE, FeatureSet
+from esper.observation.features import FeatureSet
 from esper.observation.view import View
 
 Batched = TypeVar("Batched")
@@ -54,7 +54,7 @@ def _rows(values: Batched, index: slice) -> Batched:
     return replace(values, **changed)  # type: ignore[type-var]
 
 
-def observe(view: View, masks: Masks, features: FeatureSet = ABSOLUTE) -> Observation:
+def observe(view: View, masks: Masks, features: FeatureSet) -> Observation:
     """Compute the observation of a view."""
     return Observation(
         base=torch.cat([feature.make(view) for feature in features.base], -1),

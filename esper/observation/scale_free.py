@@ -85,10 +85,16 @@ BASE: tuple[Feature, ...] = (
     Feature("fresh", 1, lambda v: column(_clock(v).fresh), "1 if the last step was measured"),
     Feature("stale", 1, lambda v: share_of_steps(v.stale, v), "steps since the best score, as a share of the episode"),
     Feature(
-        "growth", 1, lambda v: column(_log(v.now.parameters / v.host_parameters)), "ln(parameters / host parameters) / 3"
+        "growth",
+        1,
+        lambda v: column(_log(v.now.parameters / v.host_parameters)),
+        "ln(parameters / host parameters) / 3",
     ),
     Feature(
-        "health", 1, lambda v: column(mark_missing(v.now.health, v.now.health)), "health of the host's gradients, 0 to 1"
+        "health",
+        1,
+        lambda v: column(mark_missing(v.now.health, v.now.health)),
+        "health of the host's gradients, 0 to 1",
     ),
     Feature(
         "training",
@@ -110,7 +116,10 @@ BASE: tuple[Feature, ...] = (
 PER_SLOT: tuple[Feature, ...] = (
     Feature("stage", len(Stage), lambda v: one_hot(v.slots.stage, len(Stage)), "stage, one-hot"),
     Feature(
-        "blend", len(Blend), lambda v: one_hot(v.slots.blend, len(Blend)), "blend operator, one-hot; zeros without a seed"
+        "blend",
+        len(Blend),
+        lambda v: one_hot(v.slots.blend, len(Blend)),
+        "blend operator, one-hot; zeros without a seed",
     ),
     Feature("alpha", 1, lambda v: column(v.slots.alpha), "how much of the seed is blended in, 0 to 1"),
     Feature("alpha_target", 1, lambda v: column(v.slots.alpha_target), "value that alpha moves to"),

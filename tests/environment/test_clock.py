@@ -95,8 +95,8 @@ def test_the_batch_clock_ignores_costs() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"budget": None}, "environment.budget=None, environment.budget_batches=None: must set exactly one of them."),
-        ({"budget_batches": 3.0}, "must set exactly one of them."),
+        ({"budget": None}, "environment.budget=None, environment.budget_batches=None: must set exactly one."),
+        ({"budget_batches": 3.0}, "must set exactly one."),
         ({"budget": 0.0}, "environment.budget=0.0: must be above 0."),
         ({"budget": None, "budget_batches": math.inf}, "environment.budget_batches=inf: must be above 0."),
         ({"validation_samples": 0}, "environment.validation_samples=0: must be at least 1."),
@@ -110,12 +110,16 @@ def test_a_budget_that_makes_no_sense_is_refused_in_one_sentence(changes: dict[s
 
 
 def test_a_budget_beside_batches_is_refused() -> None:
-    with pytest.raises(ValueError, match="environment.budget=150.0: must be null with environment.batches=16; use"):
+    with pytest.raises(ValueError, match=r"environment.budget=150.0: must be null with environment.batches=16; use"):
         make_clock(batches=16, budget=150.0, budget_batches=None, **SETTINGS)  # type: ignore[arg-type]
 
 
 def test_a_budget_below_one_batch_of_the_bare_host_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"environment.budget=0.001: must be at least 0.002 GFLOPs, one training batch"):
+    with pytest.raises(
+        ValueError, match=r"environment.budget=0.001: must be at least 0.002 GFLOPs, one training batch"
+    ):
         clock(budget=0.001).check("host", 2e6)
-    with pytest.raises(ValueError, match=r"environment.budget_batches=0.5: must be at least 1, one training batch of h"):
+    with pytest.raises(
+        ValueError, match=r"environment.budget_batches=0.5: must be at least 1, one training batch of h"
+    ):
         clock(budget=None, budget_batches=0.5).check("host", 2e6)

@@ -1,25 +1,30 @@
 from pathlib import Path
 
+import pytest
 import torch
 
 from esper.controllers import RandomController
-from esper.observation import BASE_WIDTH, SLOT_WIDTH
+from esper.observation import FEATURE_SETS, observation_page
 from esper.observation import features as table
+from esper.observation.scale_free import SCALE_FREE
 from tests.fixtures_environment import environment
 from tests.lifecycle.fixtures_slots import act
 
+BUDGET = ("environment=budget", "environment.batches=null", "environment.budget_batches=40", "lifecycle=quick")
 
-def test_every_feature_has_its_width_and_stays_in_range_in_random_episodes() -> None:
-    env = environment(envs=4)
+
+@pytest.mark.parametrize("features", [*FEATURE_SETS.values()], ids=[*FEATURE_SETS])
+def test_every_feature_has_its_width_and_stays_in_range_in_random_episodes(features: table.FeatureSet) -> None:
+    env = environment(*(BUDGET if features is SCALE_FREE else ()), envs=4)
     controller = RandomController(env.space)
     observation, memory = env.reset([1, 2, 3, 4]), controller.begin([1, 2, 3, 4])
     for _ in range(10):
-        for feature in table.BASE:
+        for feature in features.base:
             assert feature.make(observation.view).shape == (4, feature.width), feature.name
-        for feature in table.PER_SLOT:
+        for feature in features.per_slot:
             assert feature.make(observation.view).shape == (4, 3, feature.width), feature.name
-        assert observation.base.shape == (4, BASE_WIDTH)
-        assert observation.slots.shape == (4, 3, SLOT_WIDTH)
+        assert observation.base.shape == (4, features.base_width)
+        assert observation.slots.shape == (4, 3, features.slot_width)
         assert observation.blueprints.shape == (4, 3)
         for part in (observation.base, observation.slots):
             assert part.isfinite().all()
@@ -60,8 +65,8 @@ def test_an_observation_has_the_last_action_and_the_blueprints() -> None:
 
 def test_the_documentation_page_is_generated_from_the_table() -> None:
     page = Path(__file__).parent.parent.parent / "docs" / "observation.md"
-    assert page.read_text() == table.observation_page()
-    assert f"| `{table.PER_SLOT[-1].name}` | {table.PER_SLOT[-1].width} |" in table.observation_page()
+    assert page.read_text() == observation_page()
+    assert f"| `{table.PER_SLOT[-1].name}` | {table.PER_SLOT[-1].width} |" in observation_page()
 
 
 def test_rows_of_an_observation_are_the_observations_of_those_environments() -> None:
