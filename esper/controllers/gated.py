@@ -65,20 +65,19 @@ class GatedController:
 
     def _act_in(self, observation: Observation, env: int, state: GatedState) -> tuple[Tensor, GatedState]:
         space, view, masks = self._space, observation.view, observation.masks
+        for slot in space.slots:
+            if is_legal(space, masks, env, Op.ADVANCE, slot):
+                return make_action(space, Op.ADVANCE, slot=slot), state
+        free = [slot for slot, is_used in zip(space.slots, state.is_used, strict=True) if not is_used]
+        for slot in free if view.step >= self._earliest * view.steps else ():
+            if is_legal(space, masks, env, Op.GERMINATE, slot):
+                used = tuple(slot == other or old for other, old in zip(space.slots, state.is_used, strict=True))
+                options = {"slot": slot, "blueprint": self._blueprint, "blend": Blend.ADD.name}
+                return make_action(space, Op.GERMINATE, **options), replace(state, is_used=used)
         for column, slot in enumerate(space.slots):
             op = self._judge(observation, env, column, state)
             if is_legal(space, masks, env, op, slot):
                 return make_action(space, op, slot=slot), state
-        for slot in space.slots:
-            if is_legal(space, masks, env, Op.ADVANCE, slot):
-                return make_action(space, Op.ADVANCE, slot=slot), state
-        if view.step < self._earliest * view.steps:
-            return wait_action(space), state
-        for column, slot in enumerate(space.slots):
-            if not state.is_used[column] and is_legal(space, masks, env, Op.GERMINATE, slot):
-                used = tuple(is_used or index == column for index, is_used in enumerate(state.is_used))
-                options = {"slot": slot, "blueprint": self._blueprint, "blend": Blend.ADD.name}
-                return make_action(space, Op.GERMINATE, **options), replace(state, is_used=used)
         return wait_action(space), state
 
     def _judge(self, observation: Observation, env: int, column: int, state: GatedState) -> Op:

@@ -40,17 +40,26 @@ class ScheduleEntry:
 class ScheduleController:
     """Germinates seeds on a schedule, and fossilises every seed as soon as that is legal.
 
+    Seeds that the rules commit automatically are not fossilised: a step has one action, and germinations come in time.
     An entry that is not legal at its time waits until it is. An entry for the slot of an earlier entry is skipped.
 
     Arguments:
         space: the action space
         entries: the germinations; mappings, as in a configuration, have the fields of ScheduleEntry as keys
+        rules: the lifecycle rules; None is explicit commits
     """
 
     flops = 0
 
-    def __init__(self, space: ActionSpace, entries: Sequence[ScheduleEntry | Mapping[str, object]]) -> None:
+    def __init__(
+        self,
+        space: ActionSpace,
+        entries: Sequence[ScheduleEntry | Mapping[str, object]],
+        *,
+        rules: Rules | None = None,
+    ) -> None:
         self._space = space
+        self._fossilizes = rules is None or rules.commit == "explicit"
         self._entries: list[ScheduleEntry] = []
         for item in entries:
             entry = item if isinstance(item, ScheduleEntry) else _parse_entry(item)
@@ -73,7 +82,7 @@ class ScheduleController:
 
     def _choose_in(self, masks: Masks, env: int, step: int, steps: int, done: int) -> tuple[Tensor, int]:
         space = self._space
-        for slot in space.slots:
+        for slot in space.slots if self._fossilizes else ():
             if is_legal(space, masks, env, Op.FOSSILIZE, slot):
                 return make_action(space, Op.FOSSILIZE, slot=slot), done
         if done < len(self._entries):
@@ -136,7 +145,7 @@ def keeps_every_seed(space: ActionSpace, rules: Rules, steps: int, entries: Sequ
 
     The episode is simulated without a host: seeds are healthy and contribute.
     """
-    controller = ScheduleController(space, entries)
+    controller = ScheduleController(space, entries, rules=rules)
     slots, memory = Slots.empty(1, len(space.slots)), controller.begin([0])
     useful = SeedMeasurements(torch.full_like(slots.alpha, torch.inf), torch.ones_like(slots.alpha))
     for step in range(steps):

@@ -85,8 +85,11 @@ class ArmContext:
 
     def plan_jobs(self, arm: str, plan: Plan) -> list[EpisodeJob]:
         """One job for each episode seed, of an arm that follows a plan."""
-        space = self.environment.space
-        return [plan.job(arm, episode_seed, space) for episode_seed in self.episode_seeds]
+        controller = plan.controller(self.environment.space, self.environment.rules)
+        return [
+            EpisodeJob(arm, None, (episode_seed,), controller, plan.start, plan.digest, plan.digest)
+            for episode_seed in self.episode_seeds
+        ]
 
     def filled_plan(self, **changes: Any) -> Plan:
         """Every slot filled with the default blueprint; `changes` are other fields of the start."""

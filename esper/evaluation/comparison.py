@@ -14,7 +14,7 @@ from esper.checkpoints import (
     load_controllers,
     task_settings,
 )
-from esper.config import build, build_environment, check_config, chosen_options, host_nodes
+from esper.config import build, build_environment, build_with, check_config, chosen_options, host_nodes
 from esper.controllers import PolicyController
 from esper.environment import Environment
 from esper.evaluation.arms import ArmContext, get_arm
@@ -55,7 +55,9 @@ class Comparison:
             episode_seeds=[
                 self.environment.episode_seed("evaluation", config.seed, index) for index in range(config.episodes)
             ],
-            build_rule=lambda name: build(config.controller[name], space=self.environment.space, _partial_=False),
+            build_rule=lambda name: build_with(
+                config.controller[name], space=self.environment.space, rules=self.environment.rules
+            ),
             settings=lambda name: to_plain_config(config.controller[name]),
             policies={trained.label: self._build_policy_controller(trained) for trained in self.controllers},
             weights={

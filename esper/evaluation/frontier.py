@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from esper.evaluation.document import ReportTable, format_interval
 from esper.evaluation.plots import arm_style
@@ -65,7 +65,9 @@ def plot_costs(costs: Costs, metric: str, label: str, title: str) -> Figure:
         style = {**arm_style(arm), "linewidth": 2.2 if arm == "ppo" else 1.0, "elinewidth": 0.9, "capsize": 2}
         axes.errorbar(x, y, yerr=errors, label=f"{arm}  {y[-1]:.1f}", alpha=0.9, **style)
     axes.set(xlabel=label, ylabel="score", xscale="log", title=title)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    budgets = sorted({budget for own in costs.values() for budget in own})
+    axes.xaxis.set_major_locator(FixedLocator(budgets) if metric == "GFLOPs" else LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_locator(NullLocator() if metric == "GFLOPs" else LogLocator(subs="all"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.2)

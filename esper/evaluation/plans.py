@@ -9,7 +9,7 @@ import torch
 
 from esper.controllers import Controller, NoGrowth, ScheduleController, ScheduleEntry, keeps_every_seed, random_schedule
 from esper.environment import EpisodeStart
-from esper.evaluation.runner import PLAN_PREFIX, EpisodeJob, digest
+from esper.evaluation.runner import PLAN_PREFIX, digest
 from esper.lifecycle import ActionSpace, Blend, Rules
 from esper.rng import derive_seed, make_generator
 
@@ -40,11 +40,8 @@ class Plan:
         """Equal plans run equal episodes, in any arm."""
         return f"{PLAN_PREFIX}{digest(self.to_dict())}"
 
-    def controller(self, space: ActionSpace) -> Controller[Any]:
-        return ScheduleController(space, self.schedule) if self.schedule else NoGrowth(space)
-
-    def job(self, arm: str, episode_seed: int, space: ActionSpace) -> EpisodeJob:
-        return EpisodeJob(arm, None, (episode_seed,), self.controller(space), self.start, self.digest, self.digest)
+    def controller(self, space: ActionSpace, rules: Rules) -> Controller[Any]:
+        return ScheduleController(space, self.schedule, rules=rules) if self.schedule else NoGrowth(space)
 
     def describe(self, steps: int) -> str:
         """In a few words, for the report; `steps` are the decisions of an episode."""

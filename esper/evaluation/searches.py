@@ -172,10 +172,11 @@ class Searches:
 
     def _jobs(self, trial: PlanTrial) -> list[EpisodeJob]:
         name, _ = self._key(trial)
-        plan, space = trial.candidate, self._environment.space
+        plan, environment = trial.candidate, self._environment
+        controller = plan.controller(environment.space, environment.rules)
         start = replace(plan.start, budget=plan.start.budget * trial.share)
         return [
-            EpisodeJob(name, None, (episode_seed,), plan.controller(space), start, name)
+            EpisodeJob(name, None, (episode_seed,), controller, start, name)
             for episode_seed in self._episode_seeds(trial)
         ]
 
