@@ -21,6 +21,7 @@ class Snapshot:
     seeds: dict[str, tuple[str, int]]  # slot -> blueprint, blend
     weights: dict[str, Tensor]  # parameters and buffers by name
     optimizer: dict[str, dict[str, Tensor]]  # parameter's name -> its optimizer state
+    seed_starts: dict[str, float | None]  # slot -> progress at its first training, from which its warm-up counts
 
 
 def snapshot(model: GrowingHost, optimizer: GrowthOptimizer, slots: Collection[str] | None = None) -> Snapshot:
@@ -35,6 +36,7 @@ def snapshot(model: GrowingHost, optimizer: GrowthOptimizer, slots: Collection[s
             for name, parameter in model.named_parameters()
             if parameter in optimizer.torch.state and not name.startswith(excluded)
         },
+        seed_starts={slot: optimizer.seed_starts[slot] for slot in included},
     )
 
 
@@ -49,6 +51,7 @@ def adopt(saved: Snapshot, newer: Snapshot, slots: Collection[str]) -> Snapshot:
         seeds={**saved.seeds, **{slot: newer.seeds[slot] for slot in slots}},
         weights={**saved.weights, **select(newer.weights)},
         optimizer={**saved.optimizer, **select(newer.optimizer)},
+        seed_starts={**saved.seed_starts, **{slot: newer.seed_starts[slot] for slot in slots}},
     )
 
 
@@ -62,6 +65,7 @@ def restore(saved: Snapshot, model: GrowingHost, optimizer: GrowthOptimizer) -> 
         if slot not in model.seeds:
             model.graft(slot, blueprint, Blend(blend), rng_seed=0)  # its weights are loaded next
             optimizer.add(slot)
+    optimizer.seed_starts.update(saved.seed_starts)
     model.load_state_dict(saved.weights)
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.torch.param_groups:

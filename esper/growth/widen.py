@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from esper.growth.model import GrowingHost
 from esper.hosts import CNNHost, Host
 
-WIDTHS = ("in_channels", "out_channels", "num_features", "in_features", "out_features")  # of torch's layers
+WIDTH_SETTINGS = ("in_channels", "out_channels", "num_features", "in_features", "out_features")  # of torch's layers
 Layer = nn.Conv2d | nn.Linear | nn.BatchNorm2d  # those that have weights
 
 
@@ -103,4 +103,4 @@ def _leaves(host: Host) -> list[nn.Module]:
 def _settings(layer: nn.Module) -> tuple[type[nn.Module], dict[str, object]]:
     """What a layer is, apart from its width."""
     public = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
-    return type(layer), {name: value for name, value in public.items() if name not in (*WIDTHS, "training")}
+    return type(layer), {name: value for name, value in public.items() if name not in (*WIDTH_SETTINGS, "training")}

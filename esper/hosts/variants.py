@@ -7,12 +7,12 @@ from typing import Any
 from esper.hosts.host import Host
 
 VARIANTS = ("wide1.5", "wide2", "wide3", "deep1", "wide2_deep1")  # those that a search tries
-NAME = re.compile(r"(?=[wd])(?:wide(?P<width>\d+(?:\.\d+)?))?(?:(?:^|_)deep(?P<depth>\d+))?")
+VARIANT_NAME = re.compile(r"(?=[wd])(?:wide(?P<width>\d+(?:\.\d+)?))?(?:(?:^|_)deep(?P<depth>\d+))?")
 
 
 def parse_variant(name: str) -> tuple[float, int]:
     """The factor of the width and the number of further layers of a variant's name."""
-    match = NAME.fullmatch(name)
+    match = VARIANT_NAME.fullmatch(name)
     width, depth = (float(match["width"] or 1), int(match["depth"] or 0)) if match else (1.0, 0)
     if width < 1 or (width, depth) == (1, 0):
         raise ValueError(f"variant={name}: must be wideF with a factor above 1, deepN, or wideF_deepN.")

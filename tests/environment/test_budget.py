@@ -16,7 +16,10 @@ from esper.lifecycle import Stage
 from tests.fixtures_environment import config, environment
 from tests.lifecycle.fixtures_slots import act
 
-BUDGET = ("environment=budget", "environment.batches=null", "environment.budget_batches=40", "lifecycle=quick")
+BUDGET = (
+    "environment=budget", "environment.batches=null", "environment.budget_batches=40", "lifecycle=quick",
+    "environment.validation_samples=20",
+)  # fmt: skip
 FOSSILS = {"block2": ("conv_light", "ADD")}
 GERMINATE = {"op": "GERMINATE", "slot": "block1", "blueprint": "conv_light"}
 
@@ -25,7 +28,9 @@ def budget_environment(*overrides: str, envs: int = 2) -> Environment:
     return environment(*BUDGET, *overrides, envs=envs)
 
 
-def run(env: Environment, starts: Sequence[EpisodeStart], script: Mapping[int, dict[str, str]] | None = None) -> list[GrowthStep]:
+def run(
+    env: Environment, starts: Sequence[EpisodeStart], script: Mapping[int, dict[str, str]] | None = None
+) -> list[GrowthStep]:
     """Whole episodes on one episode seed; all take the action of the script, by step, or wait."""
     env.reset([5] * len(starts), starts)
     waits = NoGrowth(env.space).act(env._observe(), None)[0]
@@ -60,7 +65,11 @@ class FakeRuns:
 
 def budget_experiments() -> list[str]:
     names = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-    return [name for name in names if compose_config("evaluate", [f"+experiment={name}"]).environment.get("budget_batches", 0) != 0]
+    return [
+        name
+        for name in names
+        if compose_config("evaluate", [f"+experiment={name}"]).environment.get("budget_batches", 0) != 0
+    ]
 
 
 def test_an_episode_spends_its_budget_and_at_most_one_batch_more() -> None:
@@ -119,7 +128,7 @@ def test_fossils_are_grafted_at_a_share_of_the_episode() -> None:
 
 
 def test_a_seed_of_a_quick_lifecycle_is_blended_at_once_and_committed_at_the_end() -> None:
-    env = budget_environment(envs=1)
+    env = budget_environment("environment.budget_batches=300", "environment.measure_share=0.5", envs=1)
     steps = run(env, [EpisodeStart()], {2: GERMINATE})
     assert steps[2].record.during.alpha[0].tolist() == [1, 0, 0]
     assert steps[2].record.now.contribution[0].isfinite().tolist() == [True, False, False]
@@ -207,12 +216,18 @@ def test_a_non_finite_host_without_validation_is_rolled_back_by_its_training_los
 
 
 def test_a_budgeted_episode_is_bit_equal_in_workers() -> None:
-    starts = [EpisodeStart(), EpisodeStart(widen="wide1.5", at=0.3), EpisodeStart(host="deep1", lr_scale=2.0, measured=False)]
+    starts = [
+        EpisodeStart(),
+        EpisodeStart(widen="wide1.5", at=0.3),
+        EpisodeStart(host="deep1", lr_scale=2.0, measured=False),
+    ]
     results = []
     for workers in (0, 2):
         env = budget_environment(f"environment.workers={workers}", envs=3)
         steps = run(env, starts[:1] + starts[1:])
-        results.append([torch.stack([step.record.now.train_loss for step in steps]), env.test()["loss"], env.view.now.flops])
+        results.append(
+            [torch.stack([step.record.now.train_loss for step in steps]), env.test()["loss"], env.view.now.flops]
+        )
         env.close()
     for local, remote in zip(*results, strict=True):
         assert torch.equal(local.nan_to_num(-1), remote.nan_to_num(-1))
@@ -247,9 +262,18 @@ def test_validation_and_probes_take_at_most_a_tenth_of_the_budget_in_shipped_exp
     ("override", "sentence"),
     [
         ("environment.budget=3", "environment.budget=3, environment.budget_batches=40: must set exactly one."),
-        ("environment.budget_batches=null", "environment.budget=None, environment.budget_batches=None: must set exactly"),
-        ("environment.budget_batches=0.5", "environment.budget_batches=0.5: must be at least 1, one training batch of host"),
-        ("environment.batches=4", "environment.budget_batches=40: must be null with environment.batches=4; use environm"),
+        (
+            "environment.budget_batches=null",
+            "environment.budget=None, environment.budget_batches=None: must set exactly",
+        ),
+        (
+            "environment.budget_batches=0.5",
+            "environment.budget_batches=0.5: must be at least 1, one training batch of host",
+        ),
+        (
+            "environment.batches=4",
+            "environment.budget_batches=40: must be null with environment.batches=4; use environm",
+        ),
     ],
 )
 def test_a_wrong_budget_gets_one_sentence(override: str, sentence: str) -> None:

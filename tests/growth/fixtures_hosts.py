@@ -53,13 +53,14 @@ def backward(growing: GrowingHost, settings: SeedSettings, index: int = 0) -> di
     return {name: value.detach() for name, value in ({"host": host_loss} | isolated).items()}
 
 
-def optimizer(growing: GrowingHost, kind: str = "sgd", fused: bool = True) -> GrowthOptimizer:
+def optimizer(growing: GrowingHost, kind: str = "sgd", fused: bool = True, **changes: float) -> GrowthOptimizer:
     build = {
         "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4),
         "adamw": partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1, fused=fused),
     }[kind]
     schedule, seed_lr = LRSchedule(shape="constant", warmup=0.0, final=0.0), {"sgd": 0.05, "adamw": 0.01}[kind]
-    return GrowthOptimizer(growing, build=build, seed_lr=seed_lr, seed_weight_decay=0.0, clip=1.0, schedule=schedule)
+    seeds = {"seed_lr": seed_lr, "seed_weight_decay": 0.0}
+    return GrowthOptimizer(growing, build=build, clip=1.0, schedule=schedule, **seeds, **changes)
 
 
 def fill_with_nan(module: nn.Module) -> None:

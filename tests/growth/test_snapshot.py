@@ -1,7 +1,9 @@
+import math
+
 import pytest
 import torch
 
-from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, restore, snapshot
+from esper.growth import HOST_GROUP, GrowingHost, GrowthOptimizer, adopt, restore, snapshot
 from esper.lifecycle import Blend
 from tests.growth.fixtures_hosts import FULL, ISOLATED, all_equal, backward, fill_with_nan, model, optimizer
 
@@ -68,6 +70,32 @@ def test_restoring_adds_removed_seeds_and_removes_new_ones() -> None:
     restore(saved, growing, trainer)
     assert all_equal(before, contents(growing, trainer))
     assert set(trainer.owners) == {HOST_GROUP, "block1", "block2"}
+
+
+def test_a_restored_seed_continues_its_warm_up_and_not_that_of_a_later_seed_in_its_slot() -> None:
+    growing = model("cnn", 8)
+    trainer = optimizer(growing, seed_warmup=0.2)
+    for slot, progress in (("block1", 0.0), ("block2", 0.3)):
+        growing.graft(slot, "conv_light", Blend.ADD, rng_seed=3)
+        trainer.add(slot)
+        backward(growing, ON)
+        trainer.step(progress)
+    saved = snapshot(growing, trainer)
+    trainer.remove("block2")
+    growing.remove("block2")
+    growing.graft("block2", "conv_light", Blend.ADD, rng_seed=4)  # same blueprint and blend, so it is not replaced
+    trainer.add("block2")
+    backward(growing, ON)
+    trainer.step(0.35)
+    assert trainer.seed_starts == {"block1": -math.inf, "block2": 0.35}
+    later = adopt(saved, snapshot(growing, trainer), ["block2"])
+    restore(saved, growing, trainer)
+    backward(growing, ON)
+    trainer.step(0.4)
+    rates = {group["owner"]: group["lr"] for group in trainer.torch.param_groups}
+    assert rates == pytest.approx({HOST_GROUP: 0.05, "block1": 0.05, "block2": 0.025})
+    restore(later, growing, trainer)
+    assert trainer.seed_starts == {"block1": -math.inf, "block2": 0.35}
 
 
 def test_a_snapshot_of_some_slots_restores_only_their_seeds() -> None:
