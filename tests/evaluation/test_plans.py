@@ -86,7 +86,9 @@ def test_a_plan_is_described_in_a_few_words() -> None:
     assert Plan(EpisodeStart(widen="wide2", at=0.5)).describe(10) == "widened to wide2 at 0.5 of the budget"
     assert Plan(EpisodeStart(host="deep1", lr_scale=2)).describe(10) == "host deep1; learning rates x 2"
     scheduled = Plan(EpisodeStart(), (entry(5), entry(0, "block2")))
-    assert scheduled.describe(10) == "depthwise in block2 at 0, blended by ADD; depthwise in block1 at 0.5, blended by ADD"
+    assert (
+        scheduled.describe(10) == "depthwise in block2 at 0, blended by ADD; depthwise in block1 at 0.5, blended by ADD"
+    )
 
 
 def test_the_default_blueprint_is_the_first_that_the_host_has() -> None:
