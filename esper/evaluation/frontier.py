@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from esper.evaluation.document import ReportTable, format_interval
+from esper.evaluation.document import (
+    Block,
+    Paragraph,
+    ReportFigure,
+    ReportTable,
+    Section,
+    format_interval,
+    write_report,
+)
 from esper.evaluation.plots import arm_style
 from esper.evaluation.results import TaskResults
 from esper.evaluation.statistics import Estimate
@@ -19,10 +28,14 @@ from esper.files import write_buffered, write_file
 
 FRONTIER_FILE = "frontier.json"
 PICTURES = {  # file -> metric of the horizontal axis, its label
-    "frontier.png": ("GFLOPs", "GFLOPs of an episode (arms of a budget are side by side)"),
-    "frontier_seconds.png": ("seconds", "seconds of an episode"),
-    "frontier_parameters.png": ("parameters", "parameters at the end"),
+    "frontier": ("GFLOPs", "GFLOPs of an episode (arms of a budget are side by side)"),
+    "frontier_seconds": ("seconds", "seconds of an episode"),
+    "frontier_parameters": ("parameters", "parameters at the end"),
 }
+NOTE = (
+    "Scores with 95 % intervals, as in the report of each budget, which is in the directory budget_N beside this one. "
+    "Every episode spends its whole budget: training, validation, probes and the controller's own passes."
+)
 METRICS = ("score", *(metric for metric, _ in PICTURES.values()))
 SPREAD = 0.16  # width in which the arms of a budget are side by side, relative to the distance of two budgets
 DPI = 110
@@ -86,18 +99,22 @@ def _side_by_side(costs: Costs) -> dict[str, float]:
 
 
 def write_frontier(tasks: Mapping[str, Mapping[float, TaskResults]], directory: Path) -> list[Path]:
-    """Write the pictures of each task and frontier.json; returns the files."""
-    files, content = [], {}
+    """Write frontier.json, the pictures of each task, and a report with both; returns the files."""
+    sections, content, files = [], {}, []
     for number, (title, by_budget) in enumerate(tasks.items()):
         costs = frontier_costs(by_budget)
         content[title] = _to_plain(costs)
+        blocks: list[Block] = [frontier_table(costs, sorted(by_budget)), Paragraph(NOTE)]
         for name, (metric, label) in PICTURES.items():
-            path = directory / (name if not number else name.replace("frontier", f"frontier{number}"))
+            own_name = name if not number else name.replace("frontier", f"frontier{number}")
             figure = plot_costs(costs, metric, label, title)
-            write_buffered(path, lambda buffer, figure=figure: figure.savefig(buffer, format="png", dpi=DPI))  # type: ignore[misc]
+            path = directory / f"{own_name}.png"
+            write_buffered(path, partial(figure.savefig, format="png", dpi=DPI))
+            blocks.append(ReportFigure(own_name, figure, f"Score against {label}."))
             files.append(path)
+        sections.append(Section(title, blocks))
     write_file(directory / FRONTIER_FILE, json.dumps(content, indent=2))
-    return [*files, directory / FRONTIER_FILE]
+    return [*files, directory / FRONTIER_FILE, *write_report(directory, "esper: score against cost", sections)]
 
 
 def _to_plain(costs: Costs) -> dict[str, dict[str, Any]]:

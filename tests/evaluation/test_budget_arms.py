@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from esper.config import build_environment, compose_config
 from esper.evaluation.arms import ARMS, arms_of_clock
 from esper.evaluation.run import evaluate
 from esper.records import EpisodeRecord
 from esper.rng import derive_seed
-from rich.console import Console
 from tests.evaluation.fixtures_episodes import load_episodes
 from tests.fixtures_environment import SMALL
 
