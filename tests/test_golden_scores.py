@@ -1,8 +1,8 @@
 """Recorded scores of two short runs: a change of names or structure must not change what a run computes.
 
-The last bits of training depend on the vector instructions of the processor, so there is a record for each kind. After an
-intended change record them again, `python -m tests.test_golden_scores`, remove the other records, and add a line to
-CHANGELOG.md.
+The last bits of training depend on the vector instructions of the processor, so there is a record for each kind.
+After an intended change record them again, `python -m tests.test_golden_scores`, remove the other records, and add a
+line to CHANGELOG.md.
 """
 
 import json
