@@ -128,6 +128,8 @@ def train(
     check_loggers(config)
     env = build_vector_env(share_cores(config, HydraConfig.get().launcher if in_sweep() else {}))
     module = build_module(config, env)
+    if isinstance(env, Environment) and env.is_budgeted:
+        env.controller_flops = module.policy.flops
     last, done = directory / "checkpoints" / LAST, Counters()
     is_resumed = resumed is not None and last.exists()
     if is_resumed:

@@ -4,7 +4,7 @@ Arguments of targets have their types in the signatures of the targets.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from annotated_types import Ge, Gt
 from lightning.pytorch import Callback, Trainer
@@ -87,6 +87,7 @@ class TaskConfig(TypedDict):
     gamma: float
     device: Name
     resume: str | None
+    budget_share: NotRequired[float]  # set by debug=fast
 
 
 class RunConfig(TaskConfig):

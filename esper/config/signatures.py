@@ -12,7 +12,18 @@ from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import AllowInfNan, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
@@ -178,7 +189,8 @@ def _check_node(key: str, node: Mapping[str, Any], annotation: Any) -> None:
 
 
 def _check_table(key: str, value: Mapping[str, Any], table: Any) -> None:
-    types = get_type_hints(table, include_extras=True)
+    hints = get_type_hints(table, include_extras=True)
+    types = {name: get_args(hint)[0] if get_origin(hint) is NotRequired else hint for name, hint in hints.items()}
     prefix = f"{key}." if key else ""
     for name in value:
         if name not in types:

@@ -83,6 +83,7 @@ class BudgetClock:
     Arguments:
         budget: GFLOPs of an episode; None if `budget_batches` is set
         budget_batches: the budget in training batches of the host without seeds; None if `budget` is set
+        budget_share: share of this budget that episodes have
         validation_samples: samples of the validation split, from its start, that are measured during an episode
         validation_every: steps between these measurements
         measure_share: largest share of the FLOPs spent so far for validation and probes; a measurement that would
@@ -96,6 +97,7 @@ class BudgetClock:
         *,
         budget: float | None,
         budget_batches: float | None,
+        budget_share: float = 1.0,
         validation_samples: int,
         validation_every: int,
         measure_share: float,
@@ -110,14 +112,16 @@ class BudgetClock:
         for key, count in (("validation_samples", validation_samples), ("validation_every", validation_every)):
             if count < 1:
                 raise ValueError(f"environment.{key}={count}: must be at least 1.")
+        if not 0 < budget_share <= 1:
+            raise ValueError(f"environment.budget_share={budget_share}: must be above 0 and at most 1.")
         if not 0 <= measure_share < 1:
             raise ValueError(f"environment.measure_share={measure_share}: must be at least 0 and below 1.")
-        self._budget, self._budget_batches = budget, budget_batches
+        self._budget, self._budget_batches, self._share = budget, budget_batches, budget_share
         self._samples, self._every, self._measure_share = validation_samples, validation_every, measure_share
 
     def budget(self, bare_batch: float, steps: int, start: EpisodeStart) -> float:
         whole = bare_batch * self._budget_batches if self._budget is None else self._budget * GIGA  # type: ignore[operator]
-        return whole * start.budget
+        return whole * self._share * start.budget
 
     def check(self, host: str, bare_batch: float) -> None:
         """Refuse a budget that does not pay for one training batch of a host without seeds."""
@@ -164,6 +168,7 @@ def make_clock(
     batches: int | None,
     budget: float | None,
     budget_batches: float | None,
+    budget_share: float,
     validation_samples: int,
     validation_every: int,
     measure_share: float,
@@ -173,6 +178,7 @@ def make_clock(
         return BudgetClock(
             budget=budget,
             budget_batches=budget_batches,
+            budget_share=budget_share,
             validation_samples=validation_samples,
             validation_every=validation_every,
             measure_share=measure_share,

@@ -74,8 +74,8 @@ class Environment:
             core, and none on a GPU
         threads: threads that train the hosts if there are no workers; None is one for each core
         variants: for each host, functions that build wider and deeper ones, by name
-        budget, budget_batches, validation_samples, validation_every, measure_share: see BudgetClock; used if `batches`
-            is None
+        budget, budget_batches, budget_share, validation_samples, validation_every, measure_share: see BudgetClock; used
+            if `batches` is None
         features: the feature set that controllers observe
         rent: points that the score of an episode loses for each factor e of growth in parameters
         schedule: the schedule of the learning rates, for the share that is left; None is a constant
@@ -108,6 +108,7 @@ class Environment:
         variants: Mapping[str, Mapping[str, Callable[[], Host]]] | None = None,
         budget: float | None = None,
         budget_batches: float | None = None,
+        budget_share: float = 1.0,
         validation_samples: Count = 200,
         validation_every: Count = 1,
         measure_share: float = 0.1,
@@ -136,6 +137,7 @@ class Environment:
             batches=batches,
             budget=budget,
             budget_batches=budget_batches,
+            budget_share=budget_share,
             validation_samples=validation_samples,
             validation_every=validation_every,
             measure_share=measure_share,

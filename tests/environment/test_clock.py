@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from esper.environment import EpisodeStart
 from esper.environment.clock import BatchClock, BudgetClock, Spending, StepSize, make_clock
 
-SETTINGS = {"validation_samples": 200, "validation_every": 1, "measure_share": 0.1}
+SETTINGS = {"budget_share": 1.0, "validation_samples": 200, "validation_every": 1, "measure_share": 0.1}
 
 
 def clock(**changes: float | None) -> BudgetClock:
