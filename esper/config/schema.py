@@ -96,6 +96,7 @@ class EvaluationConfig(TaskConfig):
     controllers: str | list[str] | None
     ckpt: str | list[str] | None
     reference: str | None
+    primary: str | None
     episodes: Count
     schedules: Count | None
     replay: ReplayOptions

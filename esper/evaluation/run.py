@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ def evaluate(
     _print_header(comparison, console)
     with closing(comparison.environment):
         is_complete = _run_arms(comparison, console)
-        commands = [*read_provenance(directory).commands, command]
-        results = write_results(comparison.store.latest, comparison.provenance(commands), directory, console)
+        provenance = comparison.provenance([*read_provenance(directory).commands, command])
+        provenance = replace(provenance, primary=config.primary)
+        results = write_results(comparison.store.latest, provenance, directory, console)
         if is_complete and config.export is not None:
             _export_network(comparison, config.export, console)
     return results

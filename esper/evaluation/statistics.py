@@ -8,13 +8,13 @@ episode.
 The unit is a controller on a task: a statistic of its episodes, such as their interquartile mean. An estimate is the
 mean over controllers and tasks. Its variance is the sum of what controllers and what tasks contribute: that of the
 controllers' means divided by their number, and that of the tasks' means divided by theirs. Each part is multiplied by
-the square of Student's t for its own number of units, and the root of the sum is half the interval. Such an interval
-covers the true value in at least 95 % of cases, however large each part is (Banerjee, 1960); degrees of freedom that are
-estimated from the parts would not: they make 9 % false claims with three controllers. Noise that both parts contain
-counts twice, so intervals are too wide rather than too narrow.
+the square of Student's t for its own number of units, and the root of the sum is half the interval. For independent
+normal parts, such an interval covers the true value in at least 95 % of cases, however large each part is (Banerjee,
+1960). Degrees of freedom that are estimated from the parts would not: they make 9 % false claims with three
+controllers. Noise that both parts contain counts twice, so intervals are too wide rather than too narrow.
 
-With one controller, an interval is valid for that controller only. With fewer tasks than MIN_UNITS it is valid for these
-tasks only: the second part is then that of episode seeds within each task, by bootstrap.
+With one controller, an interval is valid for that controller only. With fewer tasks than MIN_UNITS it is valid for
+these tasks only: the second part is then that of episode seeds within each task, by bootstrap.
 """
 
 import math
