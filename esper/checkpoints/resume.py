@@ -51,8 +51,8 @@ EVALUATION = ResumeKind(
     "evaluate",
     "evaluation",
     "episodes.jsonl",
-    ("controllers", "episodes", "ckpt", "reference", "schedules", "replay", "search", "budgets", "blueprint", "export", "environment.envs",
-     "net2net_host", "environment.threads", "environment.workers"),
+    ("controllers", "episodes", "ckpt", "reference", "primary", "schedules", "replay", "search", "budgets", "blueprint",
+     "net2net_host", "export", "environment.envs", "environment.threads", "environment.workers"),
     free=True,
 )  # fmt: skip
 

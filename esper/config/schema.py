@@ -116,6 +116,7 @@ class EvaluationConfig(TaskConfig):
     controllers: str | list[str] | None
     ckpt: str | list[str] | None
     reference: str | None
+    primary: str | None
     episodes: Count
     blueprint: list[Name]
     net2net_host: Name

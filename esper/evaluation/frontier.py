@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,7 +118,7 @@ def write_frontier(tasks: Mapping[str, Mapping[float, TaskResults]], directory: 
 
 def _to_plain(costs: Costs) -> dict[str, dict[str, Any]]:
     return {
-        arm: {f"{budget:g}": {metric: asdict(estimate) for metric, estimate in known.items()}
+        arm: {f"{budget:g}": {metric: estimate.to_dict() for metric, estimate in known.items()}
               for budget, known in own.items()}
         for arm, own in costs.items()
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """What searches found and cost, and how far each arm is from the best plan that is known for the task."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,6 @@ class Regret:
 
     points: Estimate
     normalised: float | None  # relative to the difference of oracle and none; None where that is too small
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def regrets(task: TaskResults, oracle: str | None) -> dict[str, Regret]:

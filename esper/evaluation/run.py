@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def _evaluate(comparison: Comparison, console: Console, command: str, resumed: P
     with closing(comparison.environment):
         is_complete = _run_arms(comparison, console, resumed)
         commands = [*read_provenance(directory).commands, command]
-        provenance = comparison.provenance(commands)
+        provenance = replace(comparison.provenance(commands), primary=config.primary)
         results = write_results(comparison.store.latest, provenance, directory, console)
         tasks, _ = group_by_task(comparison.store.latest)
         for task in tasks:

@@ -115,6 +115,9 @@ def check_arms(config: DictConfig) -> None:
     if base_name(reference) not in allowed:
         raise ValueError(f"reference={reference}: must be one of {', '.join(allowed)}.")
     arms = selected_arms(config)
+    others = [name for name in arms if name != reference]
+    if config.primary is not None and config.primary not in others:
+        raise ValueError(f"primary={config.primary}: must be null or one of {', '.join(others)}.")
     for name in arms:
         if get_arm(name).needs == "ckpt" and not checkpoint_names(config.ckpt):
             value = "null" if config.ckpt is None else config.ckpt

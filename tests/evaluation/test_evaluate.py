@@ -250,7 +250,7 @@ ARM_ERRORS = {
     (
         *BUDGET,
         "controllers=[best_static@3]",
-    ): "controllers: best_static@3 must have a number of budgets of search.budgets before the last after @, which are 1",
+    ): "controllers: best_static@3 must have a number of budgets of search.budgets before the last after @",
     (
         *BUDGET,
         "controllers=[full@0.5]",
