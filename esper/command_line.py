@@ -13,7 +13,7 @@ _PACKAGED = Path(__file__).parent / "conf"  # in an installed wheel
 CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
 NOT_NAMES = {"null", "true", "false", "nan", "inf"}  # values that Hydra does not read as text
 HELP_FLAGS = {"--help", "-h"}
-RECORDS = "episodes.jsonl"  # a directory with this file has an evaluation
+RECORDS = "episodes.jsonl"  # a directory with this file has an evaluation, of one of several budgets in budget_*
 
 
 def help_text(name: str) -> str:
@@ -59,7 +59,7 @@ def check_unused_directory(arguments: Sequence[str]) -> None:
     """Refuse a directory with another evaluation, before Hydra writes into it."""
     typed = {override_key(argument): argument.partition("=")[2].strip("'") for argument in arguments}
     directory = Path(typed.get("hydra.run.dir", ""))
-    if "hydra.run.dir" in typed and (directory / RECORDS).exists():
+    if "hydra.run.dir" in typed and ((directory / RECORDS).exists() or any(directory.glob(f"budget_*/{RECORDS}"))):
         raise ValueError(
             f"hydra.run.dir={directory}: must be a directory without an evaluation; resume={directory} continues it."
         )

@@ -32,7 +32,9 @@ def test_several_runs_make_one_report(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     main([str(first), str(second), "--out", str(tmp_path / "out")])
     text = (tmp_path / "out/report.md").read_text()
-    assert "ppo, with 1.00 times the host's parameters at the end, scores above none." in text
+    assert (
+        "ppo, with 1.00 times the host's parameters at the end, scores above none: a result of this controller" in text
+    )
     assert "command one\ncommand two\npython" in text  # and the command of the report
     assert "ppo - arm" in capsys.readouterr().out
     main([str(first)])

@@ -51,8 +51,8 @@ EVALUATION = ResumeKind(
     "evaluate",
     "evaluation",
     "episodes.jsonl",
-    ("controllers", "episodes", "ckpt", "reference", "schedules", "replay", "export", "environment.envs",
-     "environment.threads", "environment.workers"),
+    ("controllers", "episodes", "ckpt", "reference", "primary", "schedules", "replay", "search", "budgets", "blueprint",
+     "net2net_host", "export", "environment.envs", "environment.threads", "environment.workers"),
     free=True,
 )  # fmt: skip
 
@@ -110,10 +110,15 @@ def find_run(name: str, kind: ResumeKind = RUN) -> Path:
         if not kind.is_one(directory):
             raise SystemExit(f"resume={name}: must be latest or the directory of the {kind.word} to resume.")
         return directory
-    begun = [path for path in OUTPUTS.glob(f"**/{kind.file}") if kind.is_one(path.parent)]
+    begun = {  # an evaluation with several budgets has its files in a directory for each of them
+        directory: path.stat().st_mtime_ns
+        for path in sorted(OUTPUTS.glob(f"**/{kind.file}"), key=lambda path: path.stat().st_mtime_ns)
+        for directory in (path.parent, path.parent.parent)
+        if kind.is_one(directory)
+    }
     if not begun:
         raise SystemExit(f"resume=latest: there is no {kind.word} under {OUTPUTS}/ here.")
-    return max(begun, key=lambda path: path.stat().st_mtime_ns).parent
+    return max(begun, key=begun.__getitem__)
 
 
 def find_sweep(name: str) -> Path:

@@ -6,7 +6,7 @@ Arguments of targets have their types in the signatures of the targets.
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
@@ -46,6 +46,25 @@ class ReplayOptions(TypedDict):
 
     records: str | None
     line: Annotated[int, Ge(0)]
+
+
+class SearchOptions(TypedDict):
+    """How arms find their plan under a budget of FLOPs."""
+
+    budgets: list[float]
+    finalists: Count
+    finalist_seeds: Count
+    lr_scales: list[Annotated[float, Gt(0)]] | None
+    seed: int
+    cache: Name | None
+
+
+class RuleOptions(TypedDict):
+    """Values of hand-written controllers that depend on how seeds are committed."""
+
+    latest: float
+    blueprint: list[Name]
+    blueprints: list[Name]
 
 
 class NoOptions(TypedDict):
@@ -97,7 +116,13 @@ class EvaluationConfig(TaskConfig):
     controllers: str | list[str] | None
     ckpt: str | list[str] | None
     reference: str | None
+    primary: str | None
     episodes: Count
+    blueprint: list[Name]
+    net2net_host: Name
+    budgets: list[Annotated[float, Gt(0)]] | None
+    search: SearchOptions
     schedules: Count | None
+    growth: Mapping[str, RuleOptions]
     replay: ReplayOptions
     export: str | Annotated[int, Ge(0)] | None

@@ -3,11 +3,12 @@
 from esper.controllers.controller import Controller, is_legal, make_action
 from esper.controllers.distribution import FactoredDistribution, Logits
 from esper.controllers.fragrow import FragrowController
+from esper.controllers.gated import GatedController
 from esper.controllers.heuristic import HeuristicController
 from esper.controllers.policy import LSTMState, Policy
 from esper.controllers.policy_controller import PermutedPolicyController, PolicyController, PolicyDecision, PolicyMemory
 from esper.controllers.random_controller import RandomController, calibrate_rates
-from esper.controllers.schedule import ScheduleController, ScheduleEntry, random_schedule
+from esper.controllers.schedule import ScheduleController, ScheduleEntry, keeps_every_seed, random_schedule
 from esper.controllers.simple import NoGrowth, ReplayController
 from esper.controllers.statistics import Moments, RunningStatistics
 
@@ -15,6 +16,7 @@ __all__ = [
     "Controller",
     "FactoredDistribution",
     "FragrowController",
+    "GatedController",
     "HeuristicController",
     "LSTMState",
     "Logits",
@@ -32,6 +34,7 @@ __all__ = [
     "ScheduleEntry",
     "calibrate_rates",
     "is_legal",
+    "keeps_every_seed",
     "make_action",
     "random_schedule",
 ]

@@ -7,7 +7,20 @@ import torch
 from torch import Tensor
 
 from esper.controllers.controller import first_available, is_legal, make_action, wait_action
-from esper.lifecycle import ActionSpace, Blend, Op
+from esper.lifecycle import (
+    ActionSpace,
+    Blend,
+    Masks,
+    Op,
+    Rules,
+    SeedMeasurements,
+    Slots,
+    Stage,
+    apply,
+    commit,
+    legal,
+    tick,
+)
 from esper.observation import Observation
 from esper.rng import make_generator
 
@@ -27,17 +40,26 @@ class ScheduleEntry:
 class ScheduleController:
     """Germinates seeds on a schedule, and fossilises every seed as soon as that is legal.
 
+    Seeds that the rules commit automatically are not fossilised: a step has one action, and germinations come in time.
     An entry that is not legal at its time waits until it is. An entry for the slot of an earlier entry is skipped.
 
     Arguments:
         space: the action space
         entries: the germinations; mappings, as in a configuration, have the fields of ScheduleEntry as keys
+        rules: the lifecycle rules; None is explicit commits
     """
 
     flops = 0
 
-    def __init__(self, space: ActionSpace, entries: Sequence[ScheduleEntry | Mapping[str, object]]) -> None:
+    def __init__(
+        self,
+        space: ActionSpace,
+        entries: Sequence[ScheduleEntry | Mapping[str, object]],
+        *,
+        rules: Rules | None = None,
+    ) -> None:
         self._space = space
+        self._fossilizes = rules is None or rules.commit == "explicit"
         self._entries: list[ScheduleEntry] = []
         for item in entries:
             entry = item if isinstance(item, ScheduleEntry) else _parse_entry(item)
@@ -50,19 +72,24 @@ class ScheduleController:
         return [0] * len(episode_seeds)  # number of finished entries
 
     def act(self, observation: Observation, memory: list[int]) -> tuple[Tensor, list[int]]:
-        pairs = [self._act_in(observation, env, done) for env, done in enumerate(memory)]
+        view = observation.view
+        return self.choose(observation.masks, view.step, view.steps, memory)
+
+    def choose(self, masks: Masks, step: int, steps: int, memory: list[int]) -> tuple[Tensor, list[int]]:
+        """As `act`, from the legal options after `step` of `steps` steps: a schedule depends on nothing else."""
+        pairs = [self._choose_in(masks, env, step, steps, done) for env, done in enumerate(memory)]
         return torch.stack([action for action, _ in pairs]), [done for _, done in pairs]
 
-    def _act_in(self, observation: Observation, env: int, done: int) -> tuple[Tensor, int]:
-        space, view, masks = self._space, observation.view, observation.masks
-        for slot in space.slots:
+    def _choose_in(self, masks: Masks, env: int, step: int, steps: int, done: int) -> tuple[Tensor, int]:
+        space = self._space
+        for slot in space.slots if self._fossilizes else ():
             if is_legal(space, masks, env, Op.FOSSILIZE, slot):
                 return make_action(space, Op.FOSSILIZE, slot=slot), done
         if done < len(self._entries):
             entry = self._entries[done]
-            due = entry.at * view.steps if entry.at < 1 else entry.at
+            due = entry.at * steps if entry.at < 1 else entry.at
             slot = self._slot(entry.slot)
-            if view.step >= due and is_legal(space, masks, env, Op.GERMINATE, slot):
+            if step >= due and is_legal(space, masks, env, Op.GERMINATE, slot):
                 blueprint = first_available(space, entry.blueprint)
                 return make_action(space, Op.GERMINATE, slot=slot, blueprint=blueprint, blend=entry.blend), done + 1
         for slot in space.slots:
@@ -111,3 +138,20 @@ def random_schedule(space: ActionSpace, steps: int, rng_seed: int) -> list[Sched
         )
         for column in order[: draw(len(space.slots) + 1)]
     ]
+
+
+def keeps_every_seed(space: ActionSpace, rules: Rules, steps: int, entries: Sequence[ScheduleEntry]) -> bool:
+    """Whether each entry of a schedule germinates, and its seed is committed by the end of the episode.
+
+    The episode is simulated without a host: seeds are healthy and contribute.
+    """
+    controller = ScheduleController(space, entries, rules=rules)
+    slots, memory = Slots.empty(1, len(space.slots)), controller.begin([0])
+    useful = SeedMeasurements(torch.full_like(slots.alpha, torch.inf), torch.ones_like(slots.alpha))
+    for step in range(steps):
+        action, memory = controller.choose(legal(slots, space, rules), step, steps, memory)
+        slots, _ = apply(slots, action, space, rules)
+        if step + 1 == steps:
+            slots, _ = commit(slots, rules)
+        slots, _ = tick(slots, useful, space, rules)
+    return int((slots.stage == Stage.FOSSILIZED).sum()) == len(entries)

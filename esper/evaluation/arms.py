@@ -1,194 +1,33 @@
-"""The arms of a comparison: what each one is, and the jobs that run its episodes."""
+"""The arms of a comparison: what each one is."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from esper.controllers import (
-    Controller,
-    NoGrowth,
-    PermutedPolicyController,
-    PolicyController,
-    RandomController,
-    ReplayController,
-    ScheduleController,
-    ScheduleEntry,
-    calibrate_rates,
+from esper.evaluation.arm_jobs import (
+    ArmContext,
+    CreateJobs,
+    all_seeds_jobs,
+    best_open_loop_jobs,
+    chosen_jobs,
+    full_jobs,
+    grow_once_jobs,
+    net2net_jobs,
+    none_jobs,
+    permuted_jobs,
+    placebo_jobs,
+    ppo_jobs,
+    random_rate_jobs,
+    replay_jobs,
+    rule_jobs,
+    static_jobs,
 )
-from esper.environment import Environment, EpisodeStart
-from esper.evaluation.runner import EpisodeJob, digest
-from esper.lifecycle import Blend
-from esper.records import EpisodeRecord
 
-FILL_BLUEPRINTS = ("conv_light", "mlp_small")  # of all_seeds and placebo: the first that fits the host
+__all__ = ["ARMS", "Arm", "ArmContext", "CreateJobs", "arms_of_clock", "base_name", "default_arms", "get_arm"]
 
-
-@dataclass
-class ArmContext:
-    """Everything that arms create their jobs from.
-
-    Arguments:
-        environment: that episodes run in
-        episode_seeds: the same for each arm
-        build_rule: builds a hand-written controller by the name of its arm
-        settings: returns the configuration of that controller as plain data
-        policies: trained controllers by label
-        weights: by label, the digest of a policy's weights and whether it acts greedily or samples
-        training_digests: by label, the digest of a trained controller's task and training settings
-        reference: finished episodes of the reference arm
-        best_schedule: the result of the schedule search; None before the search
-        recorded_actions: actions of a recorded episode for `replay`; None uses the reference's episodes
-    """
-
-    environment: Environment
-    episode_seeds: Sequence[int]
-    build_rule: Callable[[str], Controller[Any]]
-    settings: Callable[[str], object]
-    policies: Mapping[str, PolicyController] = field(default_factory=dict)
-    weights: Mapping[str, str] = field(default_factory=dict)
-    training_digests: Mapping[str, str] = field(default_factory=dict)
-    reference: list[EpisodeRecord] = field(default_factory=list)
-    best_schedule: Sequence[ScheduleEntry] | None = None
-    recorded_actions: Sequence[Mapping[str, str]] | None = None
-
-    def job_per_seed(
-        self, arm: str, controller: Controller[Any], inputs: object, start: EpisodeStart | None = None
-    ) -> list[EpisodeJob]:
-        """One job for each episode seed, without a trained controller."""
-        episode_start = EpisodeStart() if start is None else start
-        variant = digest([inputs, episode_start.to_dict()])
-        return [
-            EpisodeJob(arm, None, (episode_seed,), controller, episode_start, variant, variant)
-            for episode_seed in self.episode_seeds
-        ]
-
-    def no_growth(self) -> NoGrowth:
-        return NoGrowth(self.environment.space)
-
-    def reference_by_checkpoint(self) -> dict[str | None, list[EpisodeRecord]]:
-        """The reference's episodes in the order of the episode seeds."""
-        by_checkpoint: dict[str | None, list[EpisodeRecord]] = {}
-        for episode in sorted(self.reference, key=lambda episode: self.episode_seeds.index(episode.episode_seed)):
-            by_checkpoint.setdefault(episode.checkpoint, []).append(episode)
-        return by_checkpoint
-
-
-CreateJobs = Callable[[ArmContext], list[EpisodeJob]]
-
-
-def _derived_variant(episode: EpisodeRecord) -> str:
-    """Distinguishes arms that are derived from different references."""
-    return digest([episode.arm, episode.variant])
-
-
-def _rule(arm: str) -> CreateJobs:
-    """A hand-written controller."""
-    return lambda context: context.job_per_seed(arm, context.build_rule(arm), context.settings(arm))
-
-
-def _filled(arm: str, *, frozen: bool) -> CreateJobs:
-    """Every slot is filled from the start; frozen seeds never learn."""
-
-    def create_jobs(context: ArmContext) -> list[EpisodeJob]:
-        space = context.environment.space
-        blueprint = next((name for name in FILL_BLUEPRINTS if name in space.blueprints), space.blueprints[0])
-        start = EpisodeStart(fossils=dict.fromkeys(space.slots, (blueprint, Blend.ADD.name)), frozen=frozen)
-        return context.job_per_seed(arm, context.no_growth(), None, start)
-
-    return create_jobs
-
-
-def _ppo(context: ArmContext) -> list[EpisodeJob]:
-    """Controllers with different tasks or training settings are separate arms."""
-    inputs = {label: digest([weights, context.settings("ppo")]) for label, weights in context.weights.items()}
-    variants = {label: context.training_digests.get(label, "") for label in context.policies}
-    return [
-        EpisodeJob("ppo", label, (episode_seed,), policy, EpisodeStart(), inputs[label], variants[label])
-        for label, policy in context.policies.items()
-        for episode_seed in context.episode_seeds
-    ]
-
-
-def _permuted(context: ArmContext) -> list[EpisodeJob]:
-    """Episodes run in pairs, so that they do not depend on `environment.envs`; an odd last one runs with the first."""
-    episode_seeds = list(context.episode_seeds)
-    pairs = [(episode_seeds[index : index + 2] + episode_seeds[:1])[:2] for index in range(0, len(episode_seeds), 2)]
-    jobs = []
-    for label, policy in context.policies.items():
-        variant, controller = context.training_digests.get(label, ""), PermutedPolicyController(policy)
-        for index, pair in enumerate(pairs):
-            inputs = digest([context.weights[label], context.settings("ppo"), variant, pair])
-            count = min(2, len(episode_seeds) - 2 * index)
-            jobs.append(
-                EpisodeJob("ppo_permuted", label, tuple(pair), controller, EpisodeStart(), inputs, variant, count)
-            )
-    return jobs
-
-
-def _static(arm: str, *, grown: bool, matched: bool) -> CreateJobs:
-    """A network that does not grow.
-
-    Arguments:
-        arm: its name
-        grown: whether it has the reference's fossils
-        matched: whether it trains for the reference's FLOPs instead of its steps
-    """
-
-    def create_jobs(context: ArmContext) -> list[EpisodeJob]:
-        jobs = []
-        for episode in context.reference:
-            fossils = episode.fossils if grown else {}
-            batches = context.environment.batches_for(episode.flops, fossils, episode.episode_seed) if matched else None
-            start, variant = EpisodeStart(fossils=fossils, batches=batches), _derived_variant(episode)
-            inputs = digest([variant, start.to_dict()])
-            jobs.append(
-                EpisodeJob(
-                    arm, episode.checkpoint, (episode.episode_seed,), context.no_growth(), start, inputs, variant
-                )
-            )
-        return jobs
-
-    return create_jobs
-
-
-def _random_rate(context: ArmContext) -> list[EpisodeJob]:
-    environment, jobs = context.environment, []
-    for label, episodes in context.reference_by_checkpoint().items():
-        ops = Counter(step.action["op"] for episode in episodes for step in episode.steps)
-        frequencies = {op: count / len(episodes) for op, count in ops.items()}
-        rates = calibrate_rates(environment.space, environment.rules, environment.steps, frequencies)
-        controller, variant = RandomController(environment.space, rates), _derived_variant(episodes[0])
-        inputs = digest([variant, frequencies])
-        jobs += [
-            EpisodeJob("random_rate", label, (episode_seed,), controller, EpisodeStart(), inputs, variant)
-            for episode_seed in context.episode_seeds
-        ]
-    return jobs
-
-
-def _replay(context: ArmContext) -> list[EpisodeJob]:
-    """Episode seeds in pairs exchange the reference's actions; an odd last one uses those of the seed before it."""
-    space = context.environment.space
-    if context.recorded_actions is not None:
-        controller = ReplayController(space, context.recorded_actions)
-        return context.job_per_seed("replay", controller, context.recorded_actions)
-    jobs = []
-    for label, episodes in context.reference_by_checkpoint().items():
-        for index, episode in enumerate(episodes):
-            other = episodes[index - 1 if index % 2 or index + 1 == len(episodes) else index + 1]
-            actions, variant = [step.action for step in other.steps], _derived_variant(other)
-            controller, inputs = ReplayController(space, actions), digest([variant, actions])
-            jobs.append(
-                EpisodeJob("replay", label, (episode.episode_seed,), controller, EpisodeStart(), inputs, variant)
-            )
-    return jobs
-
-
-def _best_open_loop(context: ArmContext) -> list[EpisodeJob]:
-    assert context.best_schedule is not None
-    controller = ScheduleController(context.environment.space, context.best_schedule)
-    return context.job_per_seed("best_open_loop", controller, [asdict(entry) for entry in context.best_schedule])
+Clock = Literal["both", "batches", "budget"]
+MOMENT = "a share of the budget between 0 and 1"  # numbers that some arms take after @
+PREFIX = "a number of budgets of search.budgets"
 
 
 @dataclass(frozen=True)
@@ -201,6 +40,11 @@ class Arm:
         needs: what its jobs depend on: nothing, `ckpt`, or `reference` for the finished episodes of that arm
         grows: False for static networks
         is_control: whether it is a negative control, which nobody would deploy
+        clock: whether it exists with episodes of a number of batches, of a budget of FLOPs, or both
+        has_search: whether a search chooses its plan
+        number: what a number after @ in its name means; empty if it takes none
+        numbered: creates the jobs of the arm with a name and its number
+        replaced_by: the arm of a budget that takes its place
     """
 
     description: str
@@ -208,53 +52,117 @@ class Arm:
     needs: str = ""
     grows: bool = True
     is_control: bool = False
+    clock: Clock = "both"
+    has_search: bool = False
+    number: str = ""
+    numbered: Callable[[str, float], CreateJobs] | None = None
+    replaced_by: str = ""
 
 
 ARMS = {
-    "none": Arm("the host without growth", _rule("none"), grows=False),
+    "none": Arm("the host without growth", none_jobs, grows=False),
+    "none_lr": Arm(
+        "the host without growth, with the learning rate that scored highest on other episode seeds",
+        chosen_jobs("none_lr"), grows=False, clock="budget", has_search=True,
+    ),
+    "full": Arm("every slot filled with the default blueprint from the start", full_jobs, grows=False),
+    "full_lr": Arm(
+        "every slot filled from the start, with the learning rate that scored highest on other episode seeds",
+        chosen_jobs("full_lr"), grows=False, clock="budget", has_search=True,
+    ),
+    "best_static": Arm(
+        "the best network without growth: a successive-halving search over slots, blueprints and variants of the host; "
+        "a number after @ is the search's cost in budgets of an episode",
+        chosen_jobs("best_static"), grows=False, clock="budget", has_search=True, number=PREFIX,
+        numbered=lambda name, _: chosen_jobs(name),
+    ),
+    "best_static_lr": Arm(
+        "the same, with the learning rate that scored highest on other episode seeds",
+        chosen_jobs("best_static_lr"), grows=False, clock="budget", has_search=True,
+    ),
     "static_final": Arm(
-        "the reference's final network, trained from scratch for the same steps: equal parameters",
-        _static("static_final", grown=True, matched=False), "reference", grows=False,
+        "the reference's final network, trained from scratch for the same steps or the same budget",
+        static_jobs("static_final", grown=True, matched=False), "reference", grows=False,
     ),
     "static_final_flops": Arm(
         "the reference's final network, trained from scratch for the FLOPs that the reference spent",
-        _static("static_final_flops", grown=True, matched=True), "reference", grows=False,
+        static_jobs("static_final_flops", grown=True, matched=True), "reference", grows=False, clock="batches",
+        replaced_by="static_final",
     ),
     "host_flops": Arm(
         "the host without growth, trained for the FLOPs that the reference spent",
-        _static("host_flops", grown=False, matched=True), "reference", grows=False,
+        static_jobs("host_flops", grown=False, matched=True), "reference", grows=False, clock="batches",
+        replaced_by="none",
     ),
-    "all_seeds": Arm("every slot filled from the start", _filled("all_seeds", frozen=False), grows=False),
-    "schedule": Arm("a fixed schedule; seeds are fossilised as soon as it is legal", _rule("schedule")),
+    "all_seeds": Arm(
+        "every slot filled from the start", all_seeds_jobs, grows=False, clock="batches", replaced_by="full"
+    ),
+    "grow_once": Arm(
+        "every slot filled with the default blueprint at one moment; a number after @ is that moment, a share of the "
+        "budget; without it, the best of five by a search",
+        chosen_jobs("grow_once"), clock="budget", has_search=True, number=MOMENT, numbered=grow_once_jobs,
+    ),
+    "net2net": Arm(
+        "the host, widened at one moment without changing its function; the moment as in grow_once",
+        chosen_jobs("net2net"), clock="budget", has_search=True, number=MOMENT, numbered=net2net_jobs,
+    ),
+    "schedule": Arm(
+        "a fixed schedule; seeds are fossilised as soon as it is legal", rule_jobs("schedule", observes=False)
+    ),
     "best_open_loop": Arm(
-        "the best of many random schedules (as many as the learned controllers had training episodes, unless a remark "
-        "gives another number), chosen by validation score on other episode seeds: a strong rule without feedback",
-        _best_open_loop,
+        "the best of many schedules, chosen by validation score on other episode seeds: a strong rule without feedback",
+        best_open_loop_jobs, has_search=True,
     ),
-    "heuristic": Arm("rules based on plateaus", _rule("heuristic")),
-    "fragrow": Arm("growth at intervals that lengthen as the host overfits", _rule("fragrow")),
-    "random": Arm("samples evenly from all legal actions", _rule("random")),
+    "gated": Arm(
+        "the default blueprint everywhere; what does not contribute after a while is pruned",
+        rule_jobs("gated", observes=True),
+    ),
+    "heuristic": Arm("rules based on plateaus", rule_jobs("heuristic", observes=True)),
+    "fragrow": Arm("growth at intervals that lengthen as the host overfits", rule_jobs("fragrow", observes=True)),
+    "random": Arm("samples evenly from all legal actions", rule_jobs("random", observes=False)),
     "random_rate": Arm(
         "samples at random with the reference's frequency of each op: as much growth, at other steps and slots",
-        _random_rate, "reference",
+        random_rate_jobs, "reference",
     ),
     "replay": Arm(
-        "repeats the reference's actions from another episode seed: a schedule without feedback", _replay, "reference"
+        "repeats the reference's actions from another episode seed: a schedule without feedback",
+        replay_jobs, "reference",
     ),
     "placebo": Arm(
         "every slot filled from the start with seeds that never learn (a negative control)",
-        _filled("placebo", frozen=True), grows=False, is_control=True,
+        placebo_jobs, grows=False, is_control=True,
     ),
-    "ppo": Arm("the learned controller", _ppo, "ckpt"),
+    "ppo": Arm("the learned controller", ppo_jobs, "ckpt"),
     "ppo_permuted": Arm(
-        "the learned controller with the observation of another episode (a negative control)", _permuted, "ckpt"
+        "the learned controller with the observation of another episode (a negative control)", permuted_jobs, "ckpt"
     ),
 }  # fmt: skip
 
 
+def base_name(name: str) -> str:
+    """The name of an arm without its number: grow_once of grow_once@0.25."""
+    return name.partition("@")[0]
+
+
 def get_arm(name: str) -> Arm:
-    """An arm of the table, or a user-defined controller."""
-    return ARMS.get(name) or Arm("a user-defined controller", _rule(name))
+    """An arm of the table, with the number in its name, or a user-defined controller."""
+    base, _, number = name.partition("@")
+    arm = ARMS.get(base)
+    if arm is None:
+        return Arm("a user-defined controller", rule_jobs(name, observes=True))
+    if not number or arm.numbered is None:
+        return arm
+    return replace(arm, create_jobs=arm.numbered(name, float(number)), has_search=arm.number == PREFIX)
 
 
-DEFAULT_ARMS = ("none", "random", "schedule", "heuristic", "all_seeds")
+def arms_of_clock(is_budgeted: bool) -> dict[str, Arm]:
+    """The arms that exist with a budget of FLOPs, or without."""
+    absent = "batches" if is_budgeted else "budget"
+    return {name: arm for name, arm in ARMS.items() if arm.clock != absent}
+
+
+def default_arms(is_budgeted: bool) -> tuple[str, ...]:
+    """The arms of an evaluation that names none."""
+    if is_budgeted:
+        return ("none", "full", "gated", "schedule", "heuristic", "random")
+    return ("none", "random", "schedule", "heuristic", "all_seeds")

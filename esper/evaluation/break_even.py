@@ -43,7 +43,7 @@ def break_even_blocks(
             uses = f"{math.ceil(training_gflops / (saved.value * GIGA)):,}"
         else:
             uses = "never: it does not cost less" if saved.low <= 0 else "never: it scores less"
-        saved_gflops = Estimate(*(GIGA * value for value in (saved.value, saved.low, saved.high)))
+        saved_gflops = Estimate(GIGA * saved.value, GIGA * saved.low, GIGA * saved.high)
         cells = [format_interval(gap, "{:+.2f}"), format_interval(saved_gflops, "{:+,.1f}"), uses]
         rows.append([f"{main} - {name}", *cells])
     note = (

@@ -1,7 +1,6 @@
 """One comparison of arms, as its configuration describes it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,20 @@ from esper.checkpoints import (
     load_controllers,
     task_settings,
 )
-from esper.config import build, build_environment, check_config, chosen_options, host_nodes
-from esper.controllers import PolicyController, ScheduleController, ScheduleEntry, random_schedule
-from esper.environment import Environment, EpisodeStart
+from esper.config import build, build_environment, build_with, check_config, chosen_options, host_nodes
+from esper.controllers import PolicyController
+from esper.environment import Environment
 from esper.evaluation.arms import ArmContext, get_arm
 from esper.evaluation.episode_store import EpisodeStore, episode_key
 from esper.evaluation.provenance import Provenance, current_versions
 from esper.evaluation.runner import EpisodeJob, run_jobs
+from esper.evaluation.schedule_search import ScheduleSearch, search_schedules, selection_score
+from esper.evaluation.searches import Searches, SearchSettings, search_file
 from esper.evaluation.selection import check_arms, load_recorded_actions, reference_arm, selected_arms
 from esper.growth import export
 from esper.records import EpisodeRecord
-from esper.rng import derive_seed
 
 EXPORTED = ("arm", "checkpoint", "episode_seed", "score", "test_score", "validation_score", "parameters", "flops")
-
-
-@dataclass(frozen=True)
-class ScheduleSearch:
-    """The result of a random search for a schedule."""
-
-    best: list[ScheduleEntry]
-    count: int  # schedules that were tried
-    gflops: float  # of all their episodes
 
 
 class Comparison:
@@ -56,13 +47,17 @@ class Comparison:
         self.controllers: list[TrainedController] = load_controllers(
             checkpoint_names(config.ckpt), self.environment.layout
         )
-        self._search: ScheduleSearch | None = None
+        self._schedule_search: ScheduleSearch | None = None
+        self._searches: Searches | None = None
+        self._oracle: str | None = None
         self.context = ArmContext(
             environment=self.environment,
             episode_seeds=[
                 self.environment.episode_seed("evaluation", config.seed, index) for index in range(config.episodes)
             ],
-            build_rule=lambda name: build(config.controller[name], space=self.environment.space, _partial_=False),
+            build_rule=lambda name: build_with(
+                config.controller[name], space=self.environment.space, rules=self.environment.rules
+            ),
             settings=lambda name: to_plain_config(config.controller[name]),
             policies={trained.label: self._build_policy_controller(trained) for trained in self.controllers},
             weights={
@@ -70,6 +65,8 @@ class Comparison:
             },
             training_digests={trained.label: trained.training_digest for trained in self.controllers},
             recorded_actions=load_recorded_actions(config) if config.replay.records and "replay" in self.arms else None,
+            blueprint=list(config.blueprint),
+            net2net_host=config.net2net_host,
         )
         host = chosen_options().get("host", config.host.get("_target_", "").rpartition(".")[2])
         recorded_config = to_plain_config(config)
@@ -139,44 +136,41 @@ class Comparison:
     def run(self, progress: Progress) -> None:
         """Run all arms: those that need nothing first, last those that are derived from the reference's episodes."""
         derived = [name for name in self.arms if get_arm(name).needs == "reference"]
-        with_search = [name for name in self.arms if name == "best_open_loop"]
+        with_search = [name for name in self.arms if get_arm(name).has_search]
         first = [name for name in self.arms if name not in (*derived, *with_search)]
         self._run_missing(progress, self.store, self.create_jobs(first), test=True)
         if with_search:
-            self._search = self._search_schedules(progress)
-            self.context.best_schedule = self._search.best
+            self._search_plans(progress, with_search)
             self._run_missing(progress, self.store, self.create_jobs(with_search), test=True)
         reference = reference_arm(self.config)
         self.context.reference = [episode for episode in self._requested_episodes() if episode.arm == reference]
         self._run_missing(progress, self.store, self.create_jobs(derived), test=True)
 
+    def _search_plans(self, progress: Progress, arms: Sequence[str]) -> None:
+        """Run the searches of some arms, and choose the oracle."""
+
+        def run_missing(store: EpisodeStore, jobs: Sequence[EpisodeJob]) -> None:
+            self._run_missing(progress, store, jobs, test=False)
+
+        config = self.config
+        if not self.environment.is_budgeted:
+            episodes = config.schedules or max(trained.info.episodes for trained in self.controllers)
+            path = self.directory / "search.jsonl"
+            self._schedule_search = search_schedules(self.environment, episodes, config.seed, path, run_missing)
+            self.context.best_schedule = self._schedule_search.best
+            return
+        path = search_file(config, self.environment.space.blueprints, self.directory)
+        settings = {key: value for key, value in to_plain_config(config.search).items() if key != "cache"}
+        self._searches = Searches(self.context, SearchSettings(**settings), EpisodeStore(path), run_missing)
+        for name in arms:
+            self.context.plans[name] = self._searches.find(name).plan
+        self._oracle = self._searches.choose_oracle(self.arms)
+
     def create_jobs(self, arms: Sequence[str]) -> list[EpisodeJob]:
         return [job for name in arms for job in get_arm(name).create_jobs(self.context)]
 
-    def _search_schedules(self, progress: Progress) -> ScheduleSearch:
-        """Find the random schedule with the highest validation score, over one episode on each host."""
-        space, steps, pool = self.environment.space, self.environment.steps, self.environment.host_pool
-        episodes = self.config.schedules or max(trained.info.episodes for trained in self.controllers)
-        count = max(1, episodes // len(pool))
-        episode_seeds = [pool.episode_seeds("schedule", self.config.seed, index) for index in range(count)]
-        schedules = [
-            random_schedule(space, steps, derive_seed("schedule", self.config.seed, index)) for index in range(count)
-        ]
-        store = EpisodeStore(self.directory / "search.jsonl")
-        jobs = [
-            EpisodeJob("search", None, (episode_seed,), ScheduleController(space, schedule), EpisodeStart(), "random")
-            for schedule, own_seeds in zip(schedules, episode_seeds, strict=True)
-            for episode_seed in own_seeds
-        ]
-        self._run_missing(progress, store, jobs, test=False)
-        by_seed = {episode.episode_seed: episode for episode in store.latest}
-        tried = [[by_seed[episode_seed] for episode_seed in own_seeds] for own_seeds in episode_seeds]
-        best = max(range(count), key=lambda index: sum(_selection_score(episode) for episode in tried[index]))
-        gflops = sum(episode.flops for own in tried for episode in own) / 1e9
-        return ScheduleSearch(schedules[best], count, gflops)
-
     def _run_missing(self, progress: Progress, store: EpisodeStore, jobs: Sequence[EpisodeJob], *, test: bool) -> None:
-        missing = sum(len(job.episode_seeds) for job in store.missing_jobs(jobs))
+        missing = sum(len(job.episode_seeds) for job in store.distinct_jobs(jobs))
         task = progress.add_task("", total=missing * self.environment.steps)
 
         def advance(group: Sequence[EpisodeJob]) -> None:
@@ -189,7 +183,8 @@ class Comparison:
     def provenance(self, commands: Sequence[str]) -> Provenance:
         """How the episodes were produced, for the report and for a later resume."""
         training_commands = [trained.info.command for trained in self.controllers]
-        search = self._search
+        search, searches = self._schedule_search, self._searches
+        trained_for = max((trained.info.episodes for trained in self.controllers), default=0)
         return Provenance(
             commands=[command for command in dict.fromkeys([*training_commands, *commands]) if command],
             versions=current_versions(str(self.config.device)),
@@ -197,26 +192,12 @@ class Comparison:
                 trained.label: {**trained.info.to_dict(), "acts": self.action_mode(trained)}
                 for trained in self.controllers
             },
-            remarks=[*self.collect_remarks(), *self._describe_search()],
+            remarks=[*self.collect_remarks(), *([] if search is None else [search.describe(trained_for)])],
             reference=reference_arm(self.config),
-            search_gflops=None if search is None else search.gflops / len(self.environment.host_pool),
+            search_gflops=None if search is None else search.gflops / search.hosts,
+            searches={} if searches is None else searches.summary(self.environment.steps),
+            oracle=self._oracle,
         )
-
-    def _describe_search(self) -> list[str]:
-        """The result and cost of the schedule search, as a sentence."""
-        if self._search is None:
-            return []
-        entries = sorted(self._search.best, key=lambda entry: entry.at)
-        plan = "; ".join(f"{e.blueprint[0]} in {e.slot} at step {e.at:.0f}, blended by {e.blend}" for e in entries)
-        count, hosts = self._search.count, len(self.environment.host_pool)
-        episodes = count * hosts
-        trained_for = max((trained.info.episodes for trained in self.controllers), default=episodes)
-        fewer = f" (fewer than the {trained_for} training episodes of the controller)" if episodes < trained_for else ""
-        each = f", each on {hosts} hosts" if episodes > count else ""
-        return [
-            f"best_open_loop is the best of {count} random schedules{each}{fewer}; the search took "
-            f"{self._search.gflops:,.0f} GFLOPs, which are not part of any episode's cost: {plan or 'no growth'}."
-        ]
 
     def export_network(self, selector: str | int) -> tuple[Path, EpisodeRecord]:
         """Run the selected episode again and save its network; returns the file, and the episode's record."""
@@ -263,7 +244,7 @@ class Comparison:
             return self.store.episodes[selector]
         growing = [name for name in self.arms if get_arm(name).grows] or self.arms
         arms = growing if selector == "best" else [selector]
-        return max((episode for episode in self._requested_episodes() if episode.arm in arms), key=_selection_score)
+        return max((episode for episode in self._requested_episodes() if episode.arm in arms), key=selection_score)
 
     def _requested_episodes(self) -> list[EpisodeRecord]:
         """The finished episodes of this evaluation; its directory may have others from before a resume."""
@@ -273,11 +254,6 @@ class Comparison:
             for episode in self.store.latest
             if episode.episode_seed in episode_seeds and episode.arm in self.arms
         ]
-
-
-def _selection_score(episode: EpisodeRecord) -> float:
-    """The score on validation, which choices may use; lowest for a network that ended with non-finite values."""
-    return float("-inf") if episode.selection_score is None else episode.selection_score
 
 
 def to_plain_config(node: DictConfig) -> dict[str, Any]:

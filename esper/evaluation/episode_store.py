@@ -1,11 +1,12 @@
 """The episodes of an evaluation: read on resume, run where they are missing, written as they finish."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from esper.environment import Environment
-from esper.evaluation.runner import EpisodeJob, EpisodeKey, group_jobs, run_jobs
+from esper.evaluation.runner import EpisodeJob, EpisodeKey, group_jobs, is_plan, run_jobs
 from esper.records import EpisodeRecord, LineWriter, read_episodes
 
 
@@ -28,6 +29,10 @@ class EpisodeStore:
     def latest(self) -> list[EpisodeRecord]:
         return latest_episodes(self.episodes)
 
+    def find(self, arm: str, episode_seed: int) -> EpisodeRecord:
+        """The finished episode of an arm without a trained controller."""
+        return next(e for e in reversed(self.episodes) if e.arm == arm and e.episode_seed == episode_seed)
+
     def missing_jobs(self, jobs: Sequence[EpisodeJob]) -> list[EpisodeJob]:
         """Jobs with an unfinished episode."""
         finished = self._finished_keys()
@@ -41,10 +46,15 @@ class EpisodeStore:
         *,
         test: bool,
     ) -> None:
-        """Run missing episodes, round after round; each round is written when it ends."""
+        """Run missing episodes, round after round; each round is written when it ends.
+
+        Arms with the same plan have the same episodes: these run once, and each arm gets a copy.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         writer = LineWriter(self._path)
         try:
-            for group in group_jobs(self.missing_jobs(jobs), environment.envs):
+            self._copy_plans(jobs, writer)
+            for group in group_jobs(self.distinct_jobs(jobs), environment.envs):
                 records = run_jobs(
                     environment,
                     group,
@@ -54,10 +64,31 @@ class EpisodeStore:
                 )
                 finished = self._finished_keys()
                 new = [episode for episode in records if episode_key(episode) not in finished]
-                writer.write(*(episode.to_dict() for episode in new))
-                self.episodes += new
+                self._add(new, writer)
+            self._copy_plans(jobs, writer)
         finally:
             writer.close()
+
+    def distinct_jobs(self, jobs: Sequence[EpisodeJob]) -> list[EpisodeJob]:
+        """Jobs with an unfinished episode, of each plan only one that no other arm has run."""
+        done: set[tuple[str, tuple[int, ...]]] = {(e.inputs_digest, (e.episode_seed,)) for e in self.latest}
+        distinct = []
+        for job in self.missing_jobs(jobs):
+            content = (job.inputs_digest, job.episode_seeds)
+            if not is_plan(job.inputs_digest) or content not in done:
+                done.add(content)
+                distinct.append(job)
+        return distinct
+
+    def _copy_plans(self, jobs: Sequence[EpisodeJob], writer: LineWriter) -> None:
+        """Finish the episodes of plans that another arm has run."""
+        by_content = {(e.inputs_digest, e.episode_seed): e for e in self.latest if is_plan(e.inputs_digest)}
+        missing = [(job, by_content.get((job.inputs_digest, job.episode_seeds[0]))) for job in self.missing_jobs(jobs)]
+        self._add([replace(episode, arm=job.arm) for job, episode in missing if episode is not None], writer)
+
+    def _add(self, episodes: Sequence[EpisodeRecord], writer: LineWriter) -> None:
+        writer.write(*(episode.to_dict() for episode in episodes))
+        self.episodes += episodes
 
     def _finished_keys(self) -> set[EpisodeKey]:
         return {episode_key(episode) for episode in self.latest}  # an older episode with other inputs does not count

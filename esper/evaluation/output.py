@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from esper.evaluation.claims import FEW_SEEDS_NOTE, ArmComparison, compare_arms, format_p_value
 from esper.evaluation.document import format_interval, write_report
 from esper.evaluation.provenance import EVALUATION_FILE, Provenance
-from esper.evaluation.results import RESULT_METRICS, TaskResults, group_by_task, paired_values
-from esper.evaluation.sections import FEW_SEEDS_NOTE, describe_difference, pick_reference, report_sections
-from esper.evaluation.statistics import MIN_UNITS, paired_difference
+from esper.evaluation.results import RESULT_METRICS, TaskResults, group_by_task
+from esper.evaluation.sections import pick_reference, report_sections
+from esper.evaluation.statistics import MIN_UNITS
 from esper.evaluation.training_runs import TrainingRun, training_table
 from esper.files import write_file
 from esper.records import EpisodeRecord
@@ -43,15 +44,19 @@ def write_results(
         return {}
     saved = provenance.to_dict()  # without the remarks of group_by_task, which every reader of the episodes gets again
     provenance = replace(provenance, remarks=list(dict.fromkeys([*provenance.remarks, *remarks])))
+    results = {}
     for task in tasks:
-        console.print(_arm_table(task, pick_reference(task, provenance.reference)))
+        main = pick_reference(task, provenance.reference)
+        comparisons = compare_arms([task], main, provenance.primary)
+        console.print(_score_table(task, main, comparisons))
+        console.print(_cost_table(task))
+        results[task.title] = _arm_results(task, main, comparisons)
     if runs:
         console.print(_run_table(runs))
     for remark in provenance.remarks:
         console.print(remark, soft_wrap=True)
-    if tasks and min(len(results.episode_seeds) for task in tasks for results in task.arms.values()) < MIN_UNITS:
+    if tasks and min(len(arm.episode_seeds) for task in tasks for arm in task.arms.values()) < MIN_UNITS:
         console.print(FEW_SEEDS_NOTE, soft_wrap=True)
-    results = {task.title: _arm_results(task, pick_reference(task, provenance.reference)) for task in tasks}
     text = json.dumps({**saved, "tasks": results}, indent=2)
     write_file(directory / EVALUATION_FILE, text)
     paths = write_report(directory, *report_sections(tasks, provenance, runs))
@@ -59,22 +64,30 @@ def write_results(
     return results
 
 
-def _arm_results(task: TaskResults, main: str) -> dict[str, Any]:
-    """For each arm: numbers of episodes, the columns of the results table, and the difference from the reference."""
+def _arm_results(task: TaskResults, main: str, comparisons: Sequence[ArmComparison]) -> dict[str, Any]:
+    """For each arm: numbers of episodes, the columns of the tables, and the difference from the reference."""
     by_arm: dict[str, Any] = {}
     for name, results in task.arms.items():
         estimates = {title: results.estimate_of(title) for title in RESULT_METRICS}
+        summary = task.summarise(name)
         by_arm[name] = {
             "controllers": len(results.checkpoints),
             "seeds": len(results.episode_seeds),
             "episodes": len(results.episodes),
-            **{title: None if estimate is None else asdict(estimate) for title, estimate in estimates.items()},
+            **{title: None if estimate is None else estimate.to_dict() for title, estimate in estimates.items()},
+            "mean": summary.mean.to_dict(),
+            "worst_tenth": summary.worst_tenth,
+            "failure_rate": summary.failure_rate,
         }
-        mine, theirs = paired_values([task.arms[main]], [results])
-        if name != main and mine:
-            gap = paired_difference(mine, theirs)
-            outcome = describe_difference(gap, mine[0].shape[-1])
-            by_arm[name]["compared"] = {"reference": main, **asdict(gap), "reference_is": outcome}
+    for one in comparisons:
+        by_arm[one.arm]["compared"] = {
+            "reference": main,
+            **one.gap.to_dict(),
+            "p": one.gap.p_value,
+            "p_adjusted": one.p_value,
+            "is_primary": one.is_primary,
+            "reference_is": one.claim,
+        }
     return by_arm
 
 
@@ -89,26 +102,47 @@ def _run_table(runs: Sequence[TrainingRun]) -> Table:
     return shown
 
 
-def _arm_table(task: TaskResults, main: str) -> Table:
+def _score_table(task: TaskResults, main: str, comparisons: Sequence[ArmComparison]) -> Table:
     """One row for each arm, best first."""
     is_short = len(main) <= HEADER_NAME_LENGTH
     title = f"{task.title}: interquartile means [95 % intervals]{'' if is_short else f'; first is {main}'}"
-    shown = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
-    gap_column = [f"{main if is_short else 'first'} - arm"] if len(task.arms) > 1 else []
-    for column in ("arm", "episodes", *RESULT_METRICS, *gap_column):
-        is_text = column == "arm"
-        shown.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    compared = {one.arm: one for one in comparisons}
+    gap_columns = [f"{main if is_short else 'first'} - arm", "p"] if compared else []
+    columns = ("arm", "episodes", "score", "mean", "worst tenth", "failures", *gap_columns)
     rows = []
     for name, results in task.arms.items():
-        estimates = {column: results.estimate_of(column) for column in RESULT_METRICS}
-        cells = ["-" if (estimate := estimates[column]) is None else form.format(estimate.value)
-                 for column, (_, form, _) in RESULT_METRICS.items() if column != "score"]  # fmt: skip
-        mine, theirs = paired_values([task.arms[main]], [results])
-        gap = paired_difference(mine, theirs) if name != main and mine else None
-        gap_cell = ["" if gap is None else format_interval(gap, "{:+.2f}")] if gap_column else []
-        score = estimates["score"]
-        row = [name, str(len(results.episodes)), format_interval(score), *cells, *gap_cell]
+        summary, score = task.summarise(name), results.estimate_of("score")
+        row = [name, str(len(results.episodes)), format_interval(score), f"{summary.mean.value:.2f}",
+               f"{summary.worst_tenth:.2f}", f"{summary.failure_rate:.0%}"]  # fmt: skip
+        if one := compared.get(name):
+            row += [format_interval(one.gap, "{:+.2f}"), format_p_value(one.p_value) + (" *" if one.is_claim else "")]
         rows.append((0 if score is None else -score.value, row))
+    shown = _empty_table(title, columns)
+    if comparisons:
+        scopes = sorted({one.claim.partition(", ")[2] for one in comparisons if one.is_claim} - {""})
+        shown.caption = f"p is adjusted for the number of arms; * a difference is claimed{', '.join(['', *scopes])}"
     for _, row in sorted(rows, key=lambda item: item[0]):
         shown.add_row(*row)
+    return shown
+
+
+def _cost_table(task: TaskResults) -> Table:
+    """What was measured, without the rent, and what it cost: one row for each arm, in the order of arms."""
+    titles = {title: form for title, (_, form, _) in RESULT_METRICS.items() if title != "score"}
+    shown = _empty_table(f"{task.title}: cost", ("arm", *titles))
+    for name, results in task.arms.items():
+        estimates = {title: results.estimate_of(title) for title in titles}
+        cells = ("-" if (found := estimates[title]) is None else form.format(found.value)
+                 for title, form in titles.items())  # fmt: skip
+        shown.add_row(name, *cells)
+    return shown
+
+
+def _empty_table(title: str, columns: Sequence[str]) -> Table:
+    shown = Table(
+        title=title, title_justify="left", caption_justify="left", box=SIMPLE, pad_edge=False, collapse_padding=True
+    )
+    for column in columns:
+        is_text = column == "arm"
+        shown.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     return shown

@@ -16,7 +16,6 @@ from esper.evaluation.statistics import estimate, performance_profile
 ARM_COLORS = colormaps["tab20"].colors  # type: ignore[attr-defined]
 ARM_MARKERS = "os^vDPX<>hp8"
 THRESHOLDS = 200
-BAND_RESAMPLES = 500  # for bands that are only looked at
 COST_AXES = {"parameters": ("parameters at the end", 1.0), "flops": ("GFLOPs of the whole episode", 1e-9)}
 
 
@@ -61,7 +60,7 @@ def plot_profiles(arms: Mapping[str, ArmResults], main: str) -> Figure:
     margin = 0.05 * (max(scores) - min(scores)) + 0.1
     thresholds = np.linspace(min(scores) - margin, max(scores) + margin, THRESHOLDS)
     for name, results in arms.items():
-        shares, lows, highs = performance_profile([results.values("score")], thresholds, resamples=BAND_RESAMPLES)
+        shares, lows, highs = performance_profile([results.values("score")], thresholds)
         color = arm_style(name)["color"]
         axes.plot(thresholds, shares, color=color, label=name, linewidth=2.5 if name == main else 1.2)
         if name == main:

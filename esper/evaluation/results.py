@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from esper.blueprints import blueprints, topologies
-from esper.evaluation.arms import ARMS
-from esper.evaluation.statistics import Estimate, Strata, estimate
+from esper.evaluation.arms import ARMS, base_name
+from esper.evaluation.statistics import Estimate, Strata, estimate, mean, worst_tenth
 from esper.records import EpisodeRecord
 
 TASK_GROUPS = ("host", "data", "environment", "optimizer", "lifecycle", "slots", "actions", "governor")
 IGNORED_KEYS = {"environment": ("envs", "threads", "workers"), "data": ("device", "root")}  # do not change an episode
-SCORE_FIELDS = ("score", "test_score", "selection_score")
+SCORE_FIELDS = ("score", "test_score", "selection_score", "validation_score")
+BARE_HOST = "none"  # the arm that failures are judged by
+FAILURE_MARGIN = 3.0  # points below the bare host on the same episode seed; equal arms seldom differ by as much
 RESULT_METRICS = {  # title -> (field of a record, format, factor)
     "score": ("score", "{:.2f}", 1.0),
     "test": ("test_score", "{:.2f}", 1.0),
@@ -30,6 +32,7 @@ class ArmResults:
 
     arm: str
     by_key: dict[tuple[str | None, int], EpisodeRecord] = field(default_factory=dict)
+    non_finite: set[tuple[str | None, int]] = field(default_factory=set)  # episodes that ended with such values
 
     @property
     def episodes(self) -> list[EpisodeRecord]:
@@ -62,14 +65,25 @@ class ArmResults:
     def estimate_of(self, title: str) -> Estimate | None:
         """One of RESULT_METRICS with its interval; None if an episode has not measured it."""
         name, _, factor = RESULT_METRICS[title]
-        if any(getattr(episode, name) is None for episode in self.episodes):
-            return None
-        return estimate([self.values(name) * factor])
+        return estimate([self.values(name) * factor]) if self.has_measured(name) else None
+
+    def has_measured(self, name: str) -> bool:
+        """Whether all its episodes have this record field."""
+        return all(getattr(episode, name) is not None for episode in self.episodes)
 
     def median_episode(self) -> EpisodeRecord:
         """The episode with the median score."""
         episodes = sorted(self.episodes, key=final_score)
         return episodes[len(episodes) // 2]
+
+
+@dataclass(frozen=True)
+class ScoreSummary:
+    """What an interquartile mean hides: the mean, the worst tenth of episodes, and the share of failures."""
+
+    mean: Estimate
+    worst_tenth: float
+    failure_rate: float
 
 
 @dataclass
@@ -86,12 +100,37 @@ class TaskResults:
         return f"{self.name}, {self.split} split"
 
     @property
+    def measured_field(self) -> str:
+        """The record field that a score is derived from by subtracting the rent."""
+        return f"{self.split}_score"
+
+    @property
+    def rent(self) -> float:
+        """The weight of ln(parameters / host parameters) in scores."""
+        return float((self.config.get("environment") or {}).get("rent", 1.0))
+
+    @property
     def is_text(self) -> bool:
         return "vocabulary" in self.config.get("data", {})
 
     @property
     def episodes(self) -> list[EpisodeRecord]:
         return [episode for results in self.arms.values() for episode in results.episodes]
+
+    def summarise(self, arm: str) -> ScoreSummary:
+        results = self.arms[arm]
+        scores = results.values("score")
+        return ScoreSummary(estimate([scores], mean), float(worst_tenth(scores.ravel())), self._failure_rate(results))
+
+    def _failure_rate(self, results: ArmResults) -> float:
+        """The share of episodes with non-finite values, or far below the bare host on the same episode seed."""
+        bare = self.arms[BARE_HOST].by_key if BARE_HOST in self.arms else {}
+        failures = 0
+        for key, episode in results.by_key.items():
+            other = bare.get((None, episode.episode_seed))
+            is_low = other is not None and final_score(episode) < final_score(other) - FAILURE_MARGIN
+            failures += key in results.non_finite or is_low
+        return failures / len(results.by_key)
 
 
 def group_by_task(episodes: Sequence[EpisodeRecord]) -> tuple[list[TaskResults], list[str]]:
@@ -119,7 +158,9 @@ def group_by_task(episodes: Sequence[EpisodeRecord]) -> tuple[list[TaskResults],
         remarks += [f"{task.title}: {arm} has other settings than the first {base_arm(arm)}."
                     for arm in task.arms if arm != base_arm(arm)]  # fmt: skip
         remarks += _fill_missing_scores(task)
-        task.arms = dict(sorted(task.arms.items(), key=lambda item: order.get(base_arm(item[0]), len(order))))
+        task.arms = dict(
+            sorted(task.arms.items(), key=lambda item: order.get(base_name(base_arm(item[0])), len(order)))
+        )
     return _number_equal_titles(list(tasks.values())), remarks
 
 
@@ -161,6 +202,7 @@ def _fill_missing_scores(task: TaskResults) -> list[str]:
     for results in task.arms.values():
         for key, episode in results.by_key.items():
             if episode.score is None:
+                results.non_finite.add(key)
                 scores: dict[str, Any] = {name: lowest[name] for name in _measured_scores(episode)}
                 results.by_key[key] = replace(episode, **scores)
                 remarks.append(
@@ -173,8 +215,8 @@ def _fill_missing_scores(task: TaskResults) -> list[str]:
 def _measured_scores(episode: EpisodeRecord) -> tuple[str, ...]:
     """The score fields that an episode of its kind has."""
     if episode.kind is not None:
-        return ("score",)
-    return SCORE_FIELDS if episode.split == "test" else ("score", "selection_score")
+        return ("score", "validation_score")
+    return tuple(name for name in SCORE_FIELDS if episode.split == "test" or name != "test_score")
 
 
 def final_score(episode: EpisodeRecord) -> float:

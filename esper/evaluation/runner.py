@@ -4,7 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +43,14 @@ def digest(inputs: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+PLAN_PREFIX = "plan "  # of the inputs digest of an episode that a plan determines, in any arm
+
+
+def is_plan(inputs_digest: str) -> bool:
+    """Whether a plan determines the episode, so that arms with that plan share it."""
+    return inputs_digest.startswith(PLAN_PREFIX)
+
+
 def group_jobs(jobs: Sequence[EpisodeJob], envs: int) -> Iterator[list[EpisodeJob]]:
     """Jobs in order, in rounds of about equal size that fit into `envs` environments."""
     episodes = sum(len(job.episode_seeds) for job in jobs)
@@ -76,7 +84,7 @@ def run_jobs(
     """
     group = list(jobs)
     episode_seeds = [episode_seed for job in group for episode_seed in job.episode_seeds]
-    observation = environment.reset(episode_seeds, [job.start for job in group for _ in job.episode_seeds])
+    observation = environment.reset(episode_seeds, [start for job in group for start in _starts(job, environment)])
     memories = [job.controller.begin(job.episode_seeds) for job in group]
     edges = torch.tensor([0, *(len(job.episode_seeds) for job in group)]).cumsum(0).tolist()
     rows = [slice(first, last) for first, last in pairwise(edges)]
@@ -98,7 +106,8 @@ def run_jobs(
     for index, job in enumerate(group):
         for env in range(rows[index].start, rows[index].start + len(job.keys)):
             flops_by_part = {name: to_plain(part[env]) for name, part in environment.flops_spent().items()}
-            flops_by_part["controller"] = job.controller.flops * environment.steps
+            if not environment.is_budgeted:  # else the environment has charged it
+                flops_by_part["controller"] = job.controller.flops * environment.steps
             records.append(
                 make_record(
                     environment, log, env,
@@ -118,6 +127,12 @@ def run_jobs(
     return records
 
 
+def _starts(job: EpisodeJob, environment: Environment) -> list[EpisodeStart]:
+    """The start of each episode of a job; a budget pays for the controller too."""
+    flops = job.controller.flops if environment.is_budgeted else 0
+    return [replace(job.start, controller_flops=flops)] * len(job.episode_seeds)
+
+
 def _measure_outcome(environment: Environment, test: bool) -> dict[str, torch.Tensor]:
     """The final values of all episodes by record field, each [envs]; arms are compared by `score`."""
     outcome = environment.outcome()
@@ -130,5 +145,5 @@ def _measure_outcome(environment: Environment, test: bool) -> dict[str, torch.Te
     if test:
         tested = environment.test()
         values |= {f"test_{name}": scores for name, scores in tested.items()}
-        values["score"] = net_score(tested["score"], outcome["growth"])
+        values["score"] = net_score(tested["score"], outcome["growth"], environment.rent)
     return values

@@ -7,25 +7,31 @@ import numpy as np
 
 from esper.evaluation.arms import get_arm
 from esper.evaluation.break_even import break_even_blocks
+from esper.evaluation.claims import (
+    FEW_SEEDS_NOTE,
+    NO_DIFFERENCE,
+    TOO_FEW,
+    ArmComparison,
+    compare_arms,
+    describe_scope,
+    format_p_value,
+)
 from esper.evaluation.controls import control_blocks
 from esper.evaluation.costs import cost_tables, growth_tables
 from esper.evaluation.document import Block, CodeBlock, Paragraph, ReportFigure, ReportTable, Section, format_interval
 from esper.evaluation.per_controller import per_controller_tables
 from esper.evaluation.plots import plot_frontier, plot_profiles
 from esper.evaluation.provenance import Provenance
-from esper.evaluation.results import RESULT_METRICS, ArmResults, TaskResults, base_arm, paired_values
+from esper.evaluation.regret import search_blocks
+from esper.evaluation.rent_sweep import rent_blocks
+from esper.evaluation.results import BARE_HOST, FAILURE_MARGIN, RESULT_METRICS, ArmResults, TaskResults, base_arm
 from esper.evaluation.run_groups import run_group_tables
-from esper.evaluation.statistics import MIN_UNITS, RESAMPLES, Estimate, paired_difference, probability_of_improvement
+from esper.evaluation.statistics import MIN_UNITS, RESAMPLES, SIGNIFICANCE, probability_of_improvement
 from esper.evaluation.training_runs import TrainingRun, training_blocks
 from esper.records import HELD_OUT
 from esper.telemetry import timeline
 
 TIMELINES_PER_FIGURE = 4
-NO_DIFFERENCE, TOO_FEW = "no significant difference", "too few episode seeds"
-FEW_SEEDS_NOTE = (
-    f"With fewer than {MIN_UNITS} episode seeds, an interval is little more than the range of the values; no "
-    "difference is claimed."
-)
 
 
 def report_sections(
@@ -34,7 +40,7 @@ def report_sections(
     """The title and all sections: the results of each task, the training runs, and the protocol."""
     references = {task.title: pick_reference(task, provenance.reference) for task in tasks}
     title = "esper: " + "; ".join(dict.fromkeys([*(task.name for task in tasks), *(run.task for run in runs)]))
-    sections = [Section("The question", _question(tasks, references))] if tasks else []
+    sections = [Section("The question", _question(tasks, references, provenance.primary))] if tasks else []
     if provenance.remarks:
         sections.append(Section("Remarks", [Paragraph(remark) for remark in provenance.remarks]))
     for number, task in enumerate(tasks):
@@ -42,7 +48,7 @@ def report_sections(
         blocks = _task_blocks(task, number, references[task.title], provenance)
         sections += [Section(f"{prefix}{name}", parts) for name, parts in blocks.items() if parts]
     if len(tasks) > 1:
-        sections.append(Section("All tasks together", _all_tasks(tasks, references)))
+        sections.append(Section("All tasks together", _all_tasks(tasks, references, provenance.primary)))
     if runs:
         sections.append(Section("Training", [*training_blocks(runs), *run_group_tables(runs)]))
     return title, [*sections, Section("Protocol", _protocol(tasks, provenance))]
@@ -62,11 +68,13 @@ def _task_blocks(task: TaskResults, number: int, main: str, provenance: Provenan
     )
     return {
         "Results": _results(task),
-        "Paired differences": [*_differences(task, main), *per_controller_tables(task, main)],
+        "Paired differences": [*_differences(task, main, provenance.primary), *per_controller_tables(task, main)],
+        "Rent": rent_blocks(task, main),
         "Cost against score": [frontier],
         "Performance profile": [profile],
         "Median episodes": _timelines(task, number, main),
         "What was grown": growth_tables(task),
+        "Searches and regret": search_blocks(task, provenance),
         "Negative controls": control_blocks(task),
         "Accounting": [
             *cost_tables(task, provenance.checkpoints),
@@ -80,16 +88,7 @@ def pick_reference(task: TaskResults, wanted: str | None) -> str:
     return next((name for name in (wanted, "ppo", "schedule") if name in task.arms), next(iter(task.arms)))
 
 
-def describe_difference(gap: Estimate, episode_seeds: int) -> str:
-    """A difference is claimed only if its interval excludes zero, on enough episode seeds."""
-    if episode_seeds < MIN_UNITS:
-        return TOO_FEW
-    if not gap.excludes_zero:
-        return NO_DIFFERENCE
-    return "better" if gap.value > 0 else "worse"
-
-
-def _question(tasks: Sequence[TaskResults], references: Mapping[str, str]) -> list[Block]:
+def _question(tasks: Sequence[TaskResults], references: Mapping[str, str], primary: str | None) -> list[Block]:
     blocks: list[Block] = [
         Paragraph(
             "Does the growth that one controller decides on beat other uses of the same training steps, per parameter "
@@ -105,35 +104,46 @@ def _question(tasks: Sequence[TaskResults], references: Mapping[str, str]) -> li
     }
     for task in tasks:
         main = references[task.title]
-        outcomes: dict[str, list[str]] = {}
-        for name, other in task.arms.items():
-            ours, theirs = paired_values([task.arms[main]], [other])
-            if name != main and ours:
-                outcome = describe_difference(paired_difference(ours, theirs), ours[0].shape[-1])
-                outcomes.setdefault(outcome, []).append(name)
+        comparisons = compare_arms([task], main, primary)
         answer = "; ".join(
-            f"{phrase} {', '.join(outcomes[kind])}" for kind, phrase in phrases.items() if kind in outcomes
+            f"{phrase} {', '.join(names)}"
+            for kind, phrase in phrases.items()
+            if (names := [comparison.arm for comparison in comparisons if comparison.outcome == kind])
         )
+        counts = [one.controllers for one in comparisons if one.is_claim and one.controllers is not None]
+        scope = describe_scope(min(counts, default=None))
+        limit = f": a result {scope}, not of training runs in general" if scope else ""
         growth = np.mean([episode.growth for episode in task.arms[main].episodes])
         size = f"with {growth:.2f} times the host's parameters at the end"
-        blocks.append(Paragraph(f"**{task.title}: {main}, {size}, {answer or 'has no arm to be compared with'}.**"))
+        answer = f"{answer or 'has no arm to be compared with'}{limit}"
+        blocks.append(Paragraph(f"**{task.title}: {main}, {size}, {answer}.**"))
     return blocks
 
 
 def _results(task: TaskResults) -> list[Block]:
     rows = []
     for name, results in sorted(task.arms.items(), key=lambda item: -(_value_of(item[1], "score"))):
-        cells = [format_interval(results.estimate_of(title), form) for title, (_, form, _) in RESULT_METRICS.items()]
-        rows.append([name, results.count_text, *cells])
+        cells = {title: format_interval(results.estimate_of(title), form)
+                 for title, (_, form, _) in RESULT_METRICS.items()}  # fmt: skip
+        summary = task.summarise(name)
+        rows.append([
+            name, results.count_text, cells.pop("score"), format_interval(summary.mean), f"{summary.worst_tenth:.2f}",
+            f"{summary.failure_rate:.0%}", *cells.values(),
+        ])  # fmt: skip
     score = "-100 x bits per byte" if task.is_text else "accuracy in points"
+    weight = "" if task.rent == 1 else f"{task.rent:g} x "
+    rent = f" - {weight}ln(parameters / host parameters)" if task.rent else ""
     note = (
-        f"Score = {score} on the {task.split} split - ln(parameters / host parameters), of the host with its "
-        "fossilised seeds. Interquartile means (of fewer than four values, means) with 95 % bootstrap intervals. "
+        f"Score = {score} on the {task.split} split{rent}, of the host with its fossilised seeds. Interquartile means "
+        "(of fewer than four values, means) with 95 % intervals; the second column of scores has the mean. The worst "
+        "tenth is the mean of the lowest tenth of episodes, of one at least. An episode is a failure if it ended with "
+        f"non-finite values, or scores more than {FAILURE_MARGIN:g} points below {BARE_HOST} on the same episode seed. "
         "Episodes are controllers x episode seeds. GFLOPs include training, validation, probes and the controller's "
         "own passes. Seconds are measured in an episode's own thread, which shares the machine with others."
     )
     is_few = min(len(results.episode_seeds) for results in task.arms.values()) < MIN_UNITS
-    table = ReportTable(("arm", "episodes", *RESULT_METRICS), rows)
+    others = [title for title in RESULT_METRICS if title != "score"]
+    table = ReportTable(("arm", "episodes", "score", "mean", "worst tenth", "failures", *others), rows)
     return [table, Paragraph(note), *([Paragraph(FEW_SEEDS_NOTE)] if is_few else [])]
 
 
@@ -142,51 +152,54 @@ def _value_of(results: ArmResults, title: str) -> float:
     return float("-inf") if estimate is None else estimate.value
 
 
-def _differences(task: TaskResults, main: str) -> list[Block]:
+def _differences(task: TaskResults, main: str, primary: str | None) -> list[Block]:
     ours, rows = task.arms[main], []
-    for name, other in task.arms.items():
-        mine, theirs = paired_values([ours], [other])
-        if name == main or not mine:
-            continue
-        gap = paired_difference(mine, theirs)
+    for one in compare_arms([task], main, primary):
+        other = task.arms[one.arm]
         factors = [f"{_value_of(ours, title) / _value_of(other, title):.2f}x" for title in ("parameters", "GFLOPs")]
-        probability = probability_of_improvement(mine, theirs)
-        count = mine[0].shape[-1]
-        cells = [format_interval(gap, "{:+.2f}"), format_interval(probability), *factors]
-        rows.append([f"{main} - {name}", str(count), *cells, describe_difference(gap, count)])
+        cells = [str(one.episode_seeds), *_difference_cells(one), *factors, one.claim]
+        rows.append([f"{main} - {one.arm}{' (primary)' if one.is_primary else ''}", *cells])
     if not rows:
         return []
     header = (
         "comparison",
         "episode seeds",
         "score difference",
+        "p, adjusted",
         "P(improvement)",
         "parameters",
         "FLOPs",
         f"result for {main}",
     )
     note = (
-        "Differences are taken on the same episode seed; interquartile mean with a 95 % interval. P(improvement) is "
-        "the probability that an episode scores above one of the other arm on any episode seed (Mann-Whitney). "
+        "Differences are taken on the same episode seed: the interquartile mean of each controller, the mean over "
+        "controllers, and a 95 % interval. p-values are adjusted for the number of comparisons (Holm), except that of "
+        "the primary one; intervals are not. P(improvement) is the probability that an episode scores above one of "
+        "the other arm on any episode seed (Mann-Whitney). "
         f"Parameters and FLOPs are factors: {main} divided by the other arm."
     )
     unit = "" if ours.checkpoints == [None] else f" {_describe_unit(len(ours.checkpoints))}"
     return [ReportTable(header, rows), Paragraph(note + unit)]
 
 
+def _difference_cells(one: ArmComparison) -> list[str]:
+    probability = probability_of_improvement(*one.strata)
+    return [format_interval(one.gap, "{:+.2f}"), format_p_value(one.p_value), format_interval(probability)]
+
+
 def _describe_unit(controllers: int) -> str:
     """What intervals are valid for."""
     if controllers == 1:
-        return "Intervals resample episode seeds; they are not valid for controllers from other training runs."
-    resampled = (
-        f"The unit is the trained controller, of which there are {controllers}: intervals resample controllers and "
-        "episode seeds."
-    )
+        return (
+            "Intervals are over episode seeds: results are of this controller, and not valid for controllers from "
+            "other training runs."
+        )
+    unit = f"The unit is the trained controller, of which there are {controllers}: intervals are over controllers and "
     if controllers >= MIN_UNITS:
-        return resampled
+        return f"{unit}episode seeds."
     return (
-        f"{resampled} These are too few to generalise to other controllers: claims are valid for these controllers "
-        f"only. Their intervals are nearly the range of all {RESAMPLES:,} resamples, and their ends depend on these."
+        f"{unit}episode seeds. With fewer than {MIN_UNITS}, results are of these controllers; nothing is claimed about "
+        "training runs in general."
     )
 
 
@@ -206,31 +219,28 @@ def _timelines(task: TaskResults, number: int, main: str) -> list[Block]:
     return list(blocks)
 
 
-def _all_tasks(tasks: Sequence[TaskResults], references: Mapping[str, str]) -> list[Block]:
+def _all_tasks(tasks: Sequence[TaskResults], references: Mapping[str, str], primary: str | None) -> list[Block]:
     """Differences over all tasks that have both arms, if tasks have the same kind of score."""
     if len({task.is_text for task in tasks}) > 1 or len({task.split for task in tasks}) > 1:
         return [Paragraph("The tasks have different kinds of scores, which are not averaged.")]
-    rows = []
     main = references[tasks[0].title]
-    for name in dict.fromkeys(name for task in tasks for name in task.arms):
-        with_both = [task for task in tasks if name in task.arms and main in task.arms]
-        mine, theirs = paired_values([task.arms[main] for task in with_both], [task.arms[name] for task in with_both])
-        if name != main and len(mine) > 1:
-            gap = paired_difference(mine, theirs)
-            probability = probability_of_improvement(mine, theirs)
-            count = sum(scores.shape[-1] for scores in mine)
-            cells = (format_interval(gap, "{:+.2f}"), format_interval(probability), describe_difference(gap, count))
-            rows.append([f"{main} - {name}", str(len(mine)), str(count), *cells])
-    if not rows:
+    shared = [one for one in compare_arms(tasks, main, primary) if len(one.strata[0]) > 1]
+    if not shared:
         return [Paragraph("No two arms have episodes in more than one task.")]
-    header = ("comparison", "tasks", "episode seeds", "score difference", "P(improvement)", f"result for {main}")
-    return [
-        ReportTable(header, rows),
-        Paragraph(
-            "The mean over tasks of each task's interquartile mean; every resample has the same number of episodes of "
-            "each task as the data."
-        ),
+    rows = [
+        [f"{main} - {one.arm}", str(len(one.strata[0])), str(one.episode_seeds), *_difference_cells(one), one.claim]
+        for one in shared
     ]
+    header = (
+        "comparison", "tasks", "episode seeds", "score difference", "p, adjusted", "P(improvement)",
+        f"result for {main}",
+    )  # fmt: skip
+    units = "controllers and tasks" if len(tasks) >= MIN_UNITS else "controllers and episode seeds"
+    note = (
+        f"The mean over tasks of the differences of each; intervals are over {units}. With fewer than {MIN_UNITS} "
+        "tasks, results are of these tasks."
+    )
+    return [ReportTable(header, rows), Paragraph(note)]
 
 
 def _protocol(tasks: Sequence[TaskResults], provenance: Provenance) -> list[Block]:
@@ -246,13 +256,16 @@ def _protocol(tasks: Sequence[TaskResults], provenance: Provenance) -> list[Bloc
             )
         )
     if tasks:
+        primary = provenance.primary
+        exempt = f", except that with {primary}, which was fixed beforehand" if primary else ""
         note = (
             "Controllers are trained on other episode seeds. The test split, if it is used, is read once per episode, "
-            "at its end; rewards, controllers and every choice use the validation split only. Intervals are percentile "
-            f"bootstraps of {RESAMPLES:,} resamples with a fixed random seed, widened for few units (Hesterberg, "
-            "2015), and not adjusted for the number of comparisons. A difference is claimed if the interval of the "
-            f"paired difference excludes zero, on {MIN_UNITS} episode seeds or more; otherwise there is no significant "
-            "difference."
+            "at its end; rewards, controllers and every choice use the validation split only. The unit is a controller "
+            "on a task. Intervals are Student's, of the variances that controllers and tasks contribute (Banerjee, "
+            f"1960); with fewer than {MIN_UNITS} tasks, of controllers and episode seeds, whose part is a bootstrap of "
+            f"{RESAMPLES:,} resamples with a fixed random seed. A difference is claimed if its p-value is below "
+            f"{SIGNIFICANCE}, on {MIN_UNITS} episode seeds or more; otherwise there is no significant difference. "
+            f"p-values of all comparisons of a table are adjusted for their number (Holm, 1979){exempt}."
         )
         names = dict.fromkeys(name for task in tasks for name in task.arms)
         arms = [[name, _describe_arm(name)] for name in names]

@@ -1,5 +1,6 @@
 """Which arms an evaluation runs, and whether they can be compared."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,46 +8,116 @@ from omegaconf import DictConfig
 
 from esper.checkpoints import checkpoint_names, find_checkpoint
 from esper.config import grows_hosts
-from esper.evaluation.arms import ARMS, DEFAULT_ARMS, get_arm
+from esper.evaluation.arms import ARMS, MOMENT, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
 from esper.records import EpisodeRecord, read_lines
+
+
+def has_budget(config: DictConfig) -> bool:
+    """Whether episodes have a budget of FLOPs instead of a number of batches."""
+    return any(config.environment.get(key) is not None for key in ("budget", "budget_batches"))
 
 
 def selected_arms(config: DictConfig) -> list[str]:
     """The requested arms, and the reference if it is named or another arm is derived from it."""
-    has_checkpoint, known = bool(checkpoint_names(config.ckpt)), dict.fromkeys([*ARMS, *config.controller])
-    requested = config.controllers
+    has_checkpoint, is_budgeted = bool(checkpoint_names(config.ckpt)), has_budget(config)
+    requested, existing = config.controllers, arms_of_clock(is_budgeted)
     if requested is None:
-        arms = [*DEFAULT_ARMS, "ppo"] if has_checkpoint else list(DEFAULT_ARMS)
-    elif requested == "all":
-        arms = [name for name, arm in ARMS.items() if has_checkpoint or arm.needs != "ckpt"]
+        arms = [*default_arms(is_budgeted), *(["ppo"] if has_checkpoint else [])]
+    elif requested in ("all", "rules"):
+        with_policies = has_checkpoint and requested == "all"
+        arms = [name for name, arm in existing.items() if with_policies or arm.needs != "ckpt"]
+        arms = [name for name in arms if not name.endswith("_lr") or config.search.lr_scales]
     else:
-        arms = list(dict.fromkeys([requested] if isinstance(requested, str) else requested))
+        arms = list(dict.fromkeys([requested] if isinstance(requested, str) else map(str, requested)))
     for name in arms:
-        if name not in known:
-            raise ValueError(f"controllers: {name} is unknown; must be of {', '.join(known)}, or all for every arm.")
+        check_arm(name, config)
     derived = [
         name for name in arms if get_arm(name).needs == "reference" and not (name == "replay" and config.replay.records)
     ]
     if (derived or config.reference) and reference_arm(config) not in arms:
         arms.append(reference_arm(config))
-    return arms
+    return list(dict.fromkeys(part for name in arms for part in _with_prefixes(name, config)))
+
+
+def _with_prefixes(name: str, config: DictConfig) -> list[str]:
+    """The arm best_static with its shorter searches; every other arm alone."""
+    if name != "best_static":
+        return [name]
+    return [*(f"{name}@{budgets:g}" for budgets in list(config.search.budgets)[:-1]), name]
+
+
+def check_arm(name: str, config: DictConfig) -> None:
+    """Refuse the name of an arm that does not exist, or not with the clock of this evaluation."""
+    base, at, number = name.partition("@")
+    known, is_budgeted = dict.fromkeys([*arms_of_clock(has_budget(config)), *config.controller]), has_budget(config)
+    if base not in ARMS and base not in config.controller:
+        raise ValueError(
+            f"controllers: {name} is unknown; must be of {', '.join(known)}, or all for every arm, or rules for those "
+            "without a ckpt."
+        )
+    arm = get_arm(base)
+    if base not in known:
+        other = f"; use {arm.replaced_by}" if arm.replaced_by else ""
+        need = (
+            f"exists without a budget of FLOPs only{other}"
+            if is_budgeted
+            else ("needs a budget of FLOPs; environment=budget sets one")
+        )
+        raise ValueError(f"controllers: {name} {need}.")
+    if at:
+        _check_number(name, arm, number, config)
+    if arm.has_search and is_budgeted:
+        check_search(config)
+        if base.endswith("_lr") and not config.search.lr_scales:
+            raise ValueError(f"search.lr_scales=null: must be a list of factors for the arm {name}.")
+
+
+def _check_number(name: str, arm: Arm, number: str, config: DictConfig) -> None:
+    """Refuse a number after @ that an arm does not take."""
+    if not arm.number:
+        numbered = ", ".join(name for name, other in ARMS.items() if other.number)
+        raise ValueError(f"controllers: {name} must be without a number; {numbered} take one.")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if arm.number == MOMENT and not 0 <= value <= 1:
+        raise ValueError(f"controllers: {name} must have {MOMENT} after @, such as {base_name(name)}@0.25.")
+    if arm.number == PREFIX and value not in list(config.search.budgets)[:-1]:
+        allowed = ", ".join(f"{budgets:g}" for budgets in list(config.search.budgets)[:-1]) or "none"
+        raise ValueError(f"controllers: {name} must have {PREFIX} before the last after @, which are {allowed}.")
+
+
+def check_search(config: DictConfig) -> None:
+    """Refuse a search without a budget."""
+    budgets = list(config.search.budgets)
+    if not budgets or budgets[0] < 1 or sorted(set(budgets)) != budgets:
+        raise ValueError(
+            f"search.budgets={budgets}: must be numbers of budgets of an episode, at least 1 and ascending, such as "
+            "[1,4,16]."
+        )
 
 
 def reference_arm(config: DictConfig) -> str:
-    return str(config.reference or ("ppo" if checkpoint_names(config.ckpt) else "schedule"))
+    without_checkpoint = "gated" if has_budget(config) else "schedule"
+    return str(config.reference or ("ppo" if checkpoint_names(config.ckpt) else without_checkpoint))
 
 
 def check_arms(config: DictConfig) -> None:
     """Refuse arms that cannot run, before anything is built."""
     if not grows_hosts(config):
         raise ValueError(f"environment={config.environment._target_}: must be one that grows hosts.")
+    known = arms_of_clock(has_budget(config))
     if config.controllers is not None and not config.controllers:
-        raise ValueError(f"controllers=[]: must name at least one of {', '.join(ARMS)}, or be null or all.")
+        raise ValueError(f"controllers=[]: must name at least one of {', '.join(known)}, or be null, all or rules.")
     reference = reference_arm(config)
-    allowed = [name for name in dict.fromkeys([*ARMS, *config.controller]) if get_arm(name).needs != "reference"]
-    if reference not in allowed:
+    allowed = [name for name in dict.fromkeys([*known, *config.controller]) if get_arm(name).needs != "reference"]
+    if base_name(reference) not in allowed:
         raise ValueError(f"reference={reference}: must be one of {', '.join(allowed)}.")
     arms = selected_arms(config)
+    others = [name for name in arms if name != reference]
+    if config.primary is not None and config.primary not in others:
+        raise ValueError(f"primary={config.primary}: must be null or one of {', '.join(others)}.")
     for name in arms:
         if get_arm(name).needs == "ckpt" and not checkpoint_names(config.ckpt):
             value = "null" if config.ckpt is None else config.ckpt
@@ -56,7 +127,8 @@ def check_arms(config: DictConfig) -> None:
             raise ValueError(f"episodes={config.episodes}: must be at least 2 for the arm {name}.")
     if "ppo_permuted" in arms and config.environment.envs < 2:
         raise ValueError(f"environment.envs={config.environment.envs}: must be at least 2 for the arm ppo_permuted.")
-    if "best_open_loop" in arms and not checkpoint_names(config.ckpt) and config.schedules is None:
+    needs_count = "best_open_loop" in arms and not has_budget(config)
+    if needs_count and not checkpoint_names(config.ckpt) and config.schedules is None:
         raise ValueError("schedules=null: must be a number for the arm best_open_loop without a ckpt.")
     if "replay" in arms and config.replay.records:
         load_recorded_actions(config)

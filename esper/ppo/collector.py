@@ -146,6 +146,7 @@ class Collector(LightningDataModule):
         seconds["environment"] += time.perf_counter() - started
         rollout = Rollout.empty(list(episode_seeds), env.steps, env.layout, policy.begin(len(episode_seeds)))
         rollout.kind, rollout.rounds_done = kind, self._counters.rounds
+        rollout.tasks.copy_(torch.tensor(_task_numbers(env, episode_seeds)))
         alive = torch.ones(len(episode_seeds), dtype=torch.bool)
         for step in range(env.steps):
             if kind == "training":
@@ -227,3 +228,11 @@ class Collector(LightningDataModule):
         """Index of this rank's first episode in a round of all ranks."""
         assert self.trainer is not None
         return self.trainer.global_rank * self.environment.envs
+
+
+def _task_numbers(environment: VectorEnv, episode_seeds: Sequence[int]) -> list[int]:
+    """The number of each episode's host; 0 if the environment has no pool of hosts."""
+    pool = getattr(environment, "host_pool", None)
+    if pool is None:
+        return [0] * len(episode_seeds)
+    return [pool.names.index(pool.host_name(episode_seed)) for episode_seed in episode_seeds]

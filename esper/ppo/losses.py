@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import ExplainedVariance
+
+from esper.ppo.distributed import reduce_max, reduce_sum
 
 # exp(20) is 5e8: far beyond any clip range, and its square is still finite in float32 (that of exp(88) is not)
 LOG_RATIO_BOUND = 20.0
+MIN_VARIANCE = 1e-9  # relative to squares; less is rounding
+TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,32 @@ def normalise(advantages: Tensor, mean: Tensor, std: Tensor, *, min_std: float) 
     return (advantages - mean) / std.clamp(min=min_std)
 
 
-def explained_variance(values: Tensor, returns: Tensor, return_variance: Tensor) -> Tensor:
-    """1 - Var(returns - values) / Var(returns) of all ranks; 0 where returns do not vary.
+def explained_variance(values: Tensor, returns: Tensor, known: Tensor, valid: Tensor, tasks: Tensor) -> Tensor:
+    """The share of the variance of returns that values explain beyond what is already known; NaN if nothing varies.
 
-    values, returns: [n] of this rank; return_variance: [] of all ranks.
+    Among the episodes of a task at the same step, of all ranks, the part of returns and of errors that is linear in
+    `known` is subtracted. Values that are constant, depend on the step only, or on what is already known only, have 0
+    therefore; right ones have 1.
+
+    Arguments:
+        values, returns: [envs, steps], of the rest of the episode
+        known: [envs, steps], the reward collected before each step
+        valid: bool [envs, steps]
+        tasks: int64 [envs], the same number for episodes of the same task
     """
-    metric = ExplainedVariance().set_dtype(torch.float64).to(returns.device)
-    metric.update(values.double(), returns.double())
-    return torch.where(return_variance > 0, metric.compute(), 0.0)  # torchmetrics has 1 if the values are right too
+    parts = torch.stack([torch.ones_like(returns), known, returns, returns - values], -1).double()
+    parts = torch.where(valid.unsqueeze(-1), parts, 0.0)
+    groups = F.one_hot(tasks, int(reduce_max(tasks.max())) + 1).double()
+    products = reduce_sum(torch.einsum("eg,esi,esj->gsij", groups, parts, parts))
+    count = products[..., :1, :1].clamp(min=1)
+    centred = products - products[..., :, :1] * products[..., :1, :] / count
+    known_variance = centred[..., 1, 1]
+    varies = known_variance > MIN_VARIANCE * products[..., 1, 1]
+    slopes = torch.where(varies.unsqueeze(-1), centred[..., 1, :] / known_variance.clamp(min=TINY).unsqueeze(-1), 0.0)
+    rest = centred.diagonal(dim1=-2, dim2=-1) - slopes * centred[..., 1, :]  # [tasks, steps, parts]
+    _, _, variance, error = rest.clamp(min=0).sum((0, 1))
+    squares = products[..., 2, 2].sum()
+    return torch.where(variance > MIN_VARIANCE * squares, 1 - error / variance.clamp(min=TINY), torch.nan)
 
 
 def anneal(start: float, final: float | None, rounds: int, done: int) -> float:

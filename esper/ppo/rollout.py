@@ -37,6 +37,7 @@ class Rollout:
     terminated: Tensor  # bool [envs, steps]
     truncated: Tensor  # bool [envs, steps]
     valid: Tensor  # bool [envs, steps]
+    tasks: Tensor  # int64 [envs], the same number for episodes of the same host
     state: LSTMState  # initial, [layers, envs, hidden]
     kind: str = "training"  # or sampled, greedy: validation rounds
     rounds_done: int = 0  # rounds of the run that were done when it was collected
@@ -83,6 +84,7 @@ class Rollout:
             terminated=flags.clone(),
             truncated=flags.clone(),
             valid=flags,
+            tasks=torch.zeros(envs, dtype=torch.int64, device=device),
             state=state,
         )
 

@@ -40,6 +40,9 @@ def prepare_targets(rollout: Rollout, policy: Policy, scale: ReturnScale, settin
         gamma=settings.gamma, lam=settings.lam,
     )  # fmt: skip
     returns = advantages + values
+    whole = gae(
+        rollout.reward, values, next_values, rollout.terminated, rollout.truncated, gamma=settings.gamma, lam=1.0
+    )  # with the rewards of all later steps, not the critic's own values
     scale.fold(reduce_sum(Moments.of((returns + before).unsqueeze(-1), rollout.valid).packed()), policy.critic)
     masks = rollout.masks.each(lambda mask: mask.flatten(0, 1))
     shape, valid = rollout.action.shape, rollout.valid.unsqueeze(-1)
@@ -51,7 +54,7 @@ def prepare_targets(rollout: Rollout, policy: Policy, scale: ReturnScale, settin
     mean, std = chosen.mean[0], chosen.variance[0].sqrt()
     metrics = {
         "losses/explained_variance": explained_variance(
-            values[rollout.valid], returns[rollout.valid], overall.variance[0]
+            values, whole + values, rollout.reward.cumsum(1) - rollout.reward, rollout.valid, rollout.tasks
         ),
         "policy/forced": 1 - chosen.count / overall.count.clamp(min=1),
         "policy/advantage_mean": mean,

@@ -279,3 +279,52 @@ def test_a_decision_costs_what_torch_counts(actions: str) -> None:
         actor.act(inputs, actor.begin([1]))
     assert without.flops == counter.get_total_flops()
     assert policy(spec, layers=1).flops == without.flops + 2 * (4 * 16 * 16 + 4 * 16 * 16)
+
+
+QUICK = ("environment.steps=10", "lifecycle=quick", "lifecycle.prune_age=1", "lifecycle.cooldown=1")
+
+
+def gated_actions(min_contribution: float, *overrides: str, **changes: object) -> list[dict[str, str]]:
+    env = environment(*QUICK, *overrides, envs=1)
+    chosen = controller("gated", env, min_contribution=min_contribution, **changes)
+    return [actions[0] for actions, _ in run(env, chosen, [1])]
+
+
+def test_gated_plants_everywhere_and_keeps_seeds_that_contribute() -> None:
+    actions = gated_actions(-1e9, wait=0.2)
+    assert [action.get("slot") for action in actions[:3]] == ["block1", "block2", "block3"]
+    assert {action.get("blueprint") for action in actions[:3]} == {"depthwise"}
+    assert [action["op"] for action in actions] == ["GERMINATE"] * 3 + ["FOSSILIZE"] * 3 + ["WAIT"] * 4
+
+
+def test_gated_prunes_seeds_that_do_not_contribute_and_leaves_their_slots_empty() -> None:
+    actions = gated_actions(1e9, wait=0.2)
+    assert [action["op"] for action in actions] == ["GERMINATE"] * 3 + ["PRUNE"] * 3 + ["WAIT"] * 4
+
+
+def test_gated_waits_before_it_plants_and_before_it_judges() -> None:
+    actions = gated_actions(-1e9, "slots.names=[block1]", earliest=0.3, wait=0.4)
+    ops = [action["op"] for action in actions]
+    assert ops.index("GERMINATE") == 3
+    assert ops.index("FOSSILIZE") == 3 + 4
+
+
+def test_gated_keeps_a_seed_that_was_never_measured() -> None:
+    ops = [action["op"] for action in gated_actions(1e9, "environment.attribution_every=0", wait=0.2)]
+    assert "PRUNE" not in ops
+    assert ops.count("FOSSILIZE") == 3
+
+
+def test_gated_refuses_shares_outside_of_the_episode() -> None:
+    env = environment()
+    with pytest.raises(ValueError, match=r"^controller\.gated\.wait=2: must be between 0 and 1"):
+        controller("gated", env, wait=2)
+
+
+def test_a_schedule_fossilises_no_seeds_that_are_committed_automatically() -> None:
+    env = environment(*QUICK, envs=1)
+    entries = [{"at": 0, "slot": slot, "blueprint": ["norm"]} for slot in ("first", "middle", "last")]
+    actions = [
+        actions[0]["op"] for actions, _ in run(env, ScheduleController(env.space, entries, rules=env.rules), [1])
+    ]
+    assert actions == ["GERMINATE"] * 3 + ["WAIT"] * 7

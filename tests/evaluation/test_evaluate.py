@@ -30,6 +30,7 @@ from tests.fixtures_environment import SMALL, config, text_config
 from tests.fixtures_process import CommandProcess
 
 QUICK = [*SMALL, "environment.steps=6", "episodes=3"]
+BUDGET = ("environment=budget", "environment.budget=1")
 
 
 def run_command(where: Path, *overrides: str) -> None:
@@ -227,12 +228,51 @@ def test_valid_configurations_pass() -> None:
 
 
 ARM_ERRORS = {
-    ("controllers=[none,oracle]",): "controllers: oracle is unknown; must be of none, static_final, static_final_flops",
-    ("controllers=[]",): "controllers=[]: must name at least one of none, static_final",
+    ("controllers=[none,oracle]",): "controllers: oracle is unknown; must be of none, full, static_final, static_final",
+    ("controllers=[]",): "controllers=[]: must name at least one of none, full, static_final",
+    ("controllers=[grow_once]",): "controllers: grow_once needs a budget of FLOPs; environment=budget sets one.",
+    ("controllers=[best_static@4]",): "controllers: best_static@4 needs a budget of FLOPs; environment=budget sets",
+    ("controllers=[net2net@0.5]",): "controllers: net2net@0.5 needs a budget of FLOPs; environment=budget sets one.",
+    (*BUDGET, "controllers=[all_seeds]"): "controllers: all_seeds exists without a budget of FLOPs only; use full.",
+    (*BUDGET, "controllers=[host_flops]"): "controllers: host_flops exists without a budget of FLOPs only; use none.",
+    (
+        *BUDGET,
+        "controllers=[static_final_flops]",
+    ): "controllers: static_final_flops exists without a budget of FLOPs only; use static_final.",
+    (
+        *BUDGET,
+        "controllers=[grow_once@1.5]",
+    ): "controllers: grow_once@1.5 must have a share of the budget between 0 and 1 after @, such as grow_once@0.25.",
+    (
+        *BUDGET,
+        "controllers=[net2net@soon]",
+    ): "controllers: net2net@soon must have a share of the budget between 0 and 1 after @, such as net2net@0.25.",
+    (
+        *BUDGET,
+        "controllers=[best_static@3]",
+    ): "controllers: best_static@3 must have a number of budgets of search.budgets before the last after @",
+    (
+        *BUDGET,
+        "controllers=[full@0.5]",
+    ): "controllers: full@0.5 must be without a number; best_static, grow_once, net2net take one.",
+    (*BUDGET, "controllers=[rival@0.5]"): "controllers: rival@0.5 is unknown; must be of none, none_lr, full",
+    (
+        *BUDGET,
+        "controllers=[best_static]",
+        "search.budgets=[]",
+    ): "search.budgets=[]: must be numbers of budgets of an episode, at least 1 and ascending, such as [1,4,16].",
+    (*BUDGET, "controllers=[best_open_loop]", "search.budgets=[0.5]"): "search.budgets=[0.5]: must be numbers of",
+    (*BUDGET, "controllers=[grow_once]", "search.budgets=[4,1]"): "search.budgets=[4, 1]: must be numbers of",
+    (
+        *BUDGET,
+        "controllers=[none_lr]",
+        "search.lr_scales=null",
+    ): "search.lr_scales=null: must be a list of factors for the arm none_lr.",
+    (*BUDGET, "reference=all_seeds"): "reference=all_seeds: must be one of none, none_lr, full",
     ("controllers=[ppo]",): "ckpt=null: must name a checkpoint or a run's directory for the arm ppo.",
     ("controllers=[replay]", "episodes=1"): "episodes=1: must be at least 2 for the arm replay.",
     ("controllers=[best_open_loop]",): "schedules=null: must be a number for the arm best_open_loop without a ckpt.",
-    ("reference=replay",): "reference=replay: must be one of none, all_seeds, schedule",
+    ("reference=replay",): "reference=replay: must be one of none, full, all_seeds, schedule",
     ("ckpt=[]", "controllers=[ppo]"): "ckpt=[]: must name a checkpoint or a run's directory for the arm ppo.",
     ("ckpt=nowhere",): "ckpt=nowhere: must be a checkpoint, the directory of a run, or pretrained; there",
     ("export=ppo",): "export=ppo: must be best, an arm of this evaluation (none, random, schedule, heuristic",

@@ -1,3 +1,4 @@
+import json
 import math
 from pathlib import Path
 
@@ -7,14 +8,15 @@ from rich.console import Console
 
 from esper.blueprints import blueprints
 from esper.evaluation.arms import ARMS
+from esper.evaluation.claims import TOO_FEW
 from esper.evaluation.controls import control_blocks
 from esper.evaluation.document import CodeBlock, Paragraph, ReportFigure, ReportTable, Section, write_report
 from esper.evaluation.output import write_results
 from esper.evaluation.plots import arm_style, plot_frontier, plot_profiles
 from esper.evaluation.provenance import Provenance
-from esper.evaluation.results import group_by_task, paired_values
-from esper.evaluation.sections import NO_DIFFERENCE, TOO_FEW, describe_difference, pick_reference, report_sections
-from esper.evaluation.statistics import MIN_UNITS, Estimate
+from esper.evaluation.results import FAILURE_MARGIN, group_by_task, paired_values
+from esper.evaluation.sections import pick_reference, report_sections
+from esper.evaluation.statistics import MIN_UNITS
 from esper.records import EpisodeRecord
 from tests.evaluation.fixtures_episodes import make_episode, make_episodes
 
@@ -119,22 +121,6 @@ def test_several_controllers_are_rows_and_missing_episodes_are_nan() -> None:
     report_sections([task], Provenance())
 
 
-@pytest.mark.parametrize(
-    ("gap", "episode_seeds", "outcome"),
-    [
-        (Estimate(1.0, 0.5, 2.0), 10, "better"),
-        (Estimate(-1.0, -2.0, -0.5), 10, "worse"),
-        (Estimate(1.0, -0.1, 2.0), 10, NO_DIFFERENCE),
-        (Estimate(1.0, 0.0, 2.0), 10, NO_DIFFERENCE),
-        (Estimate(1.0, 0.5, 2.0), MIN_UNITS - 1, TOO_FEW),
-    ],
-)
-def test_a_difference_is_claimed_only_if_the_interval_excludes_zero_on_enough_episode_seeds(
-    gap: Estimate, episode_seeds: int, outcome: str
-) -> None:
-    assert describe_difference(gap, episode_seeds) == outcome
-
-
 def test_the_minimum_of_units_makes_random_agreement_rarer_than_one_in_twenty() -> None:
     assert 2 * 0.5**MIN_UNITS < 0.05 < 2 * 0.5 ** (MIN_UNITS - 1)
 
@@ -164,7 +150,10 @@ def test_the_report_answers_the_question_and_shows_both_axes() -> None:
     )
     text = text_of(sections)
     assert title == "esper: a_host on synthetic"
-    answer = "scores above none; shows no significant difference from heuristic."
+    answer = (
+        "scores above none; shows no significant difference from heuristic: a result of this controller, not of "
+        "training runs in general."
+    )
     assert f"ppo, with 2.00 times the host's parameters at the end, {answer}" in text
     assert "little more than the range" not in text
     assert "+10.00 [+10.00, +10.00]" in text
@@ -172,7 +161,7 @@ def test_the_report_answers_the_question_and_shows_both_axes() -> None:
     assert "3.00x" in text  # FLOPs
     assert "200 [200, 200]" in text
     assert "a remark" in text
-    assert "they are not valid for controllers from other training runs" in text
+    assert "not valid for controllers from other training runs" in text
     assert [block.lines for s in sections for block in s.blocks if isinstance(block, CodeBlock)] == [["a command"]]
 
 
@@ -290,6 +279,43 @@ def test_without_episodes_nothing_is_written(tmp_path: Path) -> None:
     assert write_results([], Provenance(), tmp_path, console) == {}
     assert console.export_text() == "there are no finished episodes to report\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_arm_shows_its_mean_its_worst_tenth_and_its_failures() -> None:
+    """On one of 20 episode seeds the arm falls far below the bare host, and one ended with non-finite values."""
+    scores: list[float | None] = [35.0] * 20
+    scores[3], scores[7] = 30.0 - FAILURE_MARGIN - 0.1, None
+    random = [make_episode("random", episode_seed, score) for episode_seed, score in enumerate(scores)]
+    (task,), _ = group_by_task([*make_episodes("none", [30.0] * 20), *random])
+    summary, bare = task.summarise("random"), task.summarise("none")
+    assert summary.failure_rate == 0.1
+    assert summary.worst_tenth == pytest.approx(30.0 - FAILURE_MARGIN - 0.1)  # both: the second counts as the lowest
+    assert summary.mean.value == pytest.approx(35 - 0.1 * (5 + FAILURE_MARGIN + 0.1))
+    assert task.arms["random"].estimate_of("score").value == 35  # type: ignore[union-attr]
+    assert (bare.failure_rate, bare.worst_tenth) == (0, 30)
+    _, sections = report_sections([task], Provenance())
+    rows = next(section for section in sections if section.title == "Results").blocks[0]
+    assert isinstance(rows, ReportTable)
+    assert rows.header[2:6] == ("score", "mean", "worst tenth", "failures")
+    assert rows.rows[0][4:6] == ["26.90", "10%"]
+
+
+def test_the_tables_on_the_screen_and_the_file_have_the_same_numbers(tmp_path: Path) -> None:
+    console = Console(record=True, width=120)
+    episodes = [*make_episodes("none", SCORES), *make_episodes("ppo", HIGHER, checkpoint="a")]
+    results = write_results(episodes, Provenance(primary="none"), tmp_path, console)
+    none = results["a_host on synthetic, test split"]["none"]
+    assert none["mean"]["value"] == none["score"]["value"] == 32.5
+    assert (none["worst_tenth"], none["failure_rate"]) == (30, 0)
+    assert none["compared"]["is_primary"]
+    assert none["compared"]["p"] == none["compared"]["p_adjusted"] < 0.05
+    assert none["compared"]["reference_is"] == "better, of this controller"
+    text = console.export_text()
+    for column in ("mean", "worst tenth", "failures", "ppo - arm", "  p", "parameters", "GFLOPs", "seconds"):
+        assert column in text
+    assert "< 0.001 *" in text
+    assert "* a difference is claimed, of this controller" in text
+    assert json.loads((tmp_path / "evaluation.json").read_text())["primary"] == "none"
 
 
 def test_metrics_that_were_not_measured_are_dashes() -> None:

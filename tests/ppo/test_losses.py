@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -89,12 +90,64 @@ def test_advantages_that_hardly_differ_are_not_amplified() -> None:
     assert scaled.abs().max() == pytest.approx(1e-3)
 
 
-def test_explained_variance_is_1_for_perfect_values_and_0_where_nothing_varies() -> None:
-    returns, varies = torch.tensor([1.0, 2.0, 3.0]), torch.tensor(1.0)
-    assert explained_variance(returns, returns, varies) == 1
-    assert explained_variance(returns + 5, returns, varies) == 1, "a constant error has no variance"
-    assert explained_variance(returns.flip(0), returns, varies).item() == pytest.approx(-3)
-    assert explained_variance(torch.ones(3), torch.ones(3), torch.tensor(0.0)) == 0
+EPISODES, STEPS = 16, 6
+VALID = torch.ones(EPISODES, STEPS, dtype=torch.bool)
+ONE_TASK = torch.zeros(EPISODES, dtype=torch.int64)
+
+
+def make_returns() -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns of the rest of each episode, and the reward collected before each step; later steps have less left."""
+    generator = torch.Generator().manual_seed(0)
+    reward = 5 + torch.randn(EPISODES, STEPS, generator=generator)
+    collected = reward.cumsum(1)
+    return collected[:, -1:] - collected + reward, collected - reward
+
+
+@pytest.mark.parametrize(
+    "predict",
+    [
+        lambda returns, known: torch.full_like(returns, 7.0),
+        lambda returns, known: 7.0 - known,  # a constant prediction of the whole return
+        lambda returns, known: known + 7.0,
+        lambda returns, known: returns.mean(0, keepdim=True).expand_as(returns),  # what the step alone predicts
+    ],
+)
+def test_a_critic_that_knows_nothing_new_explains_no_variance(predict: Any) -> None:
+    returns, known = make_returns()
+    found = explained_variance(predict(returns, known), returns, known, VALID, ONE_TASK)
+    assert found.item() == pytest.approx(0, abs=1e-5)
+
+
+def test_explained_variance_is_1_for_perfect_values_and_negative_for_wrong_ones() -> None:
+    returns, known = make_returns()
+    assert explained_variance(returns, returns, known, VALID, ONE_TASK) == 1
+    assert explained_variance(returns + 5, returns, known, VALID, ONE_TASK).item() == pytest.approx(1)
+    assert explained_variance(-returns, returns, known, VALID, ONE_TASK).item() == pytest.approx(-3, abs=1e-4)
+    half = explained_variance(returns / 2, returns, known, VALID, ONE_TASK)
+    assert half.item() == pytest.approx(0.75, abs=1e-4)
+
+
+def test_explained_variance_is_not_measured_where_nothing_varies() -> None:
+    returns, known = torch.ones(EPISODES, STEPS), torch.zeros(EPISODES, STEPS)
+    assert explained_variance(returns, returns, known, VALID, ONE_TASK).isnan()
+
+
+def test_the_differences_between_tasks_are_not_to_be_explained() -> None:
+    returns, known = make_returns()
+    tasks = torch.arange(EPISODES) % 2
+    shifted = returns + 100 * tasks.unsqueeze(1)
+    by_task = 100.0 * tasks.unsqueeze(1).expand_as(returns)
+    assert explained_variance(by_task, shifted, known, VALID, tasks).item() == pytest.approx(0, abs=1e-5)
+    assert explained_variance(by_task, shifted, known, VALID, ONE_TASK).item() > 0.9
+    assert explained_variance(shifted, shifted, known, VALID, tasks) == 1
+
+
+def test_explained_variance_leaves_out_steps_after_the_end() -> None:
+    returns, known = make_returns()
+    valid = VALID.clone()
+    valid[3:, 4:] = False
+    values = torch.where(valid, returns, torch.nan)
+    assert explained_variance(values, torch.where(valid, returns, 1e9), known, valid, ONE_TASK) == 1
 
 
 def test_annealing_is_linear_and_then_constant() -> None:

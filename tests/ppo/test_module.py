@@ -139,6 +139,29 @@ def test_collected_reward_does_not_change_advantages_for_either_value_target() -
         assert episode.metrics[name] == pytest.approx(rest.metrics[name], abs=1e-4)
 
 
+def test_a_constant_critic_explains_nothing_and_a_perfect_one_everything() -> None:
+    for value_target in ("episode", "rest"):
+        module, rollout, _ = prepare(value_target=value_target, gamma=1.0)
+        scale, whole = module.scale, rollout.reward.sum(1, keepdim=True)
+        collected = rollout.reward.cumsum(1)
+        before = collected - rollout.reward
+        right = (whole, whole) if value_target == "episode" else (whole - before, whole - collected)
+        for (value, next_value), expected in (
+            ((torch.tensor(0.3), torch.tensor(0.3)), 0),
+            ((scale.normalise(before), scale.normalise(collected)), 0),
+            ((scale.normalise(part) for part in right), 1),
+        ):
+            known = replace(
+                rollout,
+                value=value.expand_as(rollout.value).clone(),
+                next_value=next_value.expand_as(rollout.value).clone(),
+            )
+            fresh = ReturnScale()
+            fresh.load_state_dict(scale.state_dict())
+            metrics = prepare_targets(known, module.policy, fresh, module.settings).metrics
+            assert metrics["losses/explained_variance"] == pytest.approx(expected, abs=1e-4)
+
+
 def test_the_default_value_target_is_the_episode_if_gamma_is_1() -> None:
     assert make_settings(value_target=None, gamma=1.0).predicts_episode_return
     assert not make_settings(value_target=None, gamma=0.99).predicts_episode_return
