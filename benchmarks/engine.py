@@ -46,7 +46,7 @@ STEPS = 20  # of an episode
 IMAGES = ["data=synthetic_images", "data.train=10000", "data.validation=2000"]
 TEXT = ["data=synthetic_stories", "optimizer=adamw", "environment.batch=16", "environment.validation_batch=32"]
 TASKS = {  # overrides, hosts, training batches in a step, blueprint of the seeds
-    "cifar_ppo": (["+experiment=cifar_ppo", *IMAGES, "data.resolution=16"], 8, 16, "conv_light"),
+    "cifar_ppo": (["+experiment=cifar_batches_ppo", *IMAGES, "data.resolution=16"], 8, 16, "conv_light"),
     "32x32, batch 128": (["host=cifar_baseline", *IMAGES, "environment.batch=128"], 2, 8, "conv_light"),
     "GPT, batch 16": (["host=tinystories_small", *TEXT], 2, 4, "mlp_small"),
 }

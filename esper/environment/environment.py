@@ -251,7 +251,7 @@ class Environment:
         )
         rewarded = self._reward(record)
         self._slots = after
-        clock_view = self._round.next_view(self._view.clock, record, is_measured | (reason > 0))
+        clock_view = self._round.next_view(record, is_measured | (reason > 0))
         seed_parameters = self._accounting.seed_parameters(after)
         self._view = next_view(
             self._view, after, now, seed_parameters, decision.op, decision.slot, reason > 0, clock_view

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +59,7 @@ class HostRunOptions:
     precision: str  # 32, bf16 or fp16
     coadapt: bool  # whether gradients of blended seeds reach the host's earlier layers
     slots: tuple[str, ...]  # that are measured; those of the action space
-    seed_init: str = "identity"  # of new seeds, or random
+    seed_init: Literal["identity", "random"] = "identity"  # last layer of a new seed: zero or random
 
     def probes(self, size: int) -> int:
         """Number of samples, from the first of a split of `size`, that are run again with a seed switched off."""

@@ -78,8 +78,9 @@ class RoundClock:
         start = torch.where(slots.occupied, 0.0, torch.nan)
         return self._read(0, slots, start, loss, ~loss.isnan())
 
-    def next_view(self, old: ClockView, record: StepRecord, measured: Tensor) -> ClockView:
+    def next_view(self, record: StepRecord, measured: Tensor) -> ClockView:
         """What controllers see after a step; `measured`, bool [envs], is whether it ended with a measurement."""
+        old = self._latest
         germinated = record.entered[..., Stage.GERMINATED]
         start = torch.where(germinated, old.spent.unsqueeze(1).expand_as(old.start), old.start)
         start = torch.where(record.after.occupied, start, torch.nan)
@@ -91,7 +92,7 @@ class RoundClock:
         spent = [self._clock.progress(step, self._steps, *each) for each in zip(total, self._budgets, strict=True)]
         left = [1 - share if self._schedule is None else self._schedule.mass_left(share) for share in spent]
         cost, seed_cost = self._accounting.relative_costs(slots)
-        return ClockView(
+        self._latest = ClockView(
             spent=torch.tensor(spent),
             lr_left=torch.tensor(left),
             passes=self._passes,
@@ -102,3 +103,4 @@ class RoundClock:
             chance_loss=self._chance,
             fresh=fresh,
         )
+        return self._latest
