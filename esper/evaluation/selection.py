@@ -7,8 +7,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from esper.checkpoints import checkpoint_names, find_checkpoint
-from esper.config import grows_hosts
+from esper.config import grows_hosts, host_nodes, variant_nodes
+from esper.config.signatures import check_target
 from esper.evaluation.arms import ARMS, MOMENT, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
+from esper.hosts import CNNHost, parse_variant
 from esper.records import EpisodeRecord, read_lines
 
 
@@ -27,6 +29,7 @@ def selected_arms(config: DictConfig) -> list[str]:
         with_policies = has_checkpoint and requested == "all"
         arms = [name for name, arm in existing.items() if with_policies or arm.needs != "ckpt"]
         arms = [name for name in arms if not name.endswith("_lr") or config.search.lr_scales]
+        arms = [name for name in arms if name != "net2net" or config.net2net_host in widths(config)]
     else:
         arms = list(dict.fromkeys([requested] if isinstance(requested, str) else map(str, requested)))
     for name in arms:
@@ -66,10 +69,22 @@ def check_arm(name: str, config: DictConfig) -> None:
         raise ValueError(f"controllers: {name} {need}.")
     if at:
         _check_number(name, arm, number, config)
+    if base == "net2net" and config.net2net_host not in widths(config):
+        allowed = ", ".join(widths(config)) or "none, as only CNNHost can be widened"
+        raise ValueError(f"net2net_host={config.net2net_host}: must be a wider variant of the host; it has {allowed}.")
     if arm.has_search and is_budgeted:
         check_search(config)
         if base.endswith("_lr") and not config.search.lr_scales:
             raise ValueError(f"search.lr_scales=null: must be a list of factors for the arm {name}.")
+
+
+def widths(config: DictConfig) -> list[str]:
+    """The variants that every host can be widened to without changing its function."""
+    nodes, variants = host_nodes(config), variant_nodes(config)
+    if not all(issubclass(check_target(f"host {name}", node._target_), CNNHost) for name, node in nodes.items()):
+        return []
+    first, *others = variants.values()
+    return [name for name in first if not parse_variant(name)[1] and all(name in other for other in others)]
 
 
 def _check_number(name: str, arm: Arm, number: str, config: DictConfig) -> None:

@@ -22,7 +22,7 @@ from esper.data.tokens import from_state
 from esper.evaluate import cli
 from esper.evaluation.arms import ARMS
 from esper.evaluation.run import evaluate
-from esper.evaluation.selection import check_arms
+from esper.evaluation.selection import check_arms, selected_arms
 from esper.growth import load_grown
 from esper.records import EpisodeRecord
 from tests.evaluation.fixtures_episodes import TASK, evaluated, load_episodes, make_episode, trained, write_episodes
@@ -268,6 +268,11 @@ ARM_ERRORS = {
         "controllers=[none_lr]",
         "search.lr_scales=null",
     ): "search.lr_scales=null: must be a list of factors for the arm none_lr.",
+    (
+        *BUDGET,
+        "controllers=[net2net@0.5]",
+        "net2net_host=deep1",
+    ): "net2net_host=deep1: must be a wider variant of the host; it has wide1.5, wide2, wide3.",
     (*BUDGET, "reference=all_seeds"): "reference=all_seeds: must be one of none, none_lr, full",
     ("controllers=[ppo]",): "ckpt=null: must name a checkpoint or a run's directory for the arm ppo.",
     ("controllers=[replay]", "episodes=1"): "episodes=1: must be at least 2 for the arm replay.",
@@ -286,6 +291,14 @@ def test_arms_that_cannot_run_are_refused_before_anything_is_built(
     monkeypatch.setattr("esper.data.synthetic._make_images", None)  # no data may be loaded
     with pytest.raises(ValueError, match="^" + re.escape(sentence)):
         check_arms(config(*overrides))
+
+
+def test_a_host_that_cannot_be_widened_has_no_net2net() -> None:
+    composed = text_config(*BUDGET, "controllers=[net2net]")
+    with pytest.raises(ValueError, match=r"^net2net_host=wide2: must be a wider variant of the host; it has none, as"):
+        check_arms(composed)
+    assert "net2net" not in selected_arms(text_config(*BUDGET, "controllers=rules"))
+    assert "net2net" in selected_arms(config(*BUDGET, "controllers=rules"))
 
 
 def test_a_refused_evaluation_leaves_no_directory(tmp_path: Path) -> None:
