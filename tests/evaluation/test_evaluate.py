@@ -277,13 +277,9 @@ ARM_ERRORS = {
     ("controllers=[ppo]",): "ckpt=null: must name a checkpoint or a run's directory for the arm ppo.",
     ("controllers=[replay]", "episodes=1"): "episodes=1: must be at least 2 for the arm replay.",
     ("controllers=[best_open_loop]",): "schedules=null: must be a number for the arm best_open_loop without a ckpt.",
-<<<<<<< HEAD
-    ("reference=replay",): "reference=replay: must be one of none, full, all_seeds, schedule",
-=======
     ("controllers=[none,schedule]", "primary=random"): "primary=random: must be null or one of none.",
     ("primary=schedule",): "primary=schedule: must be null or one of none, random, heuristic, all_seeds.",
-    ("reference=replay",): "reference=replay: must be one of none, all_seeds, schedule",
->>>>>>> statistics
+    ("reference=replay",): "reference=replay: must be one of none, full, all_seeds, schedule",
     ("ckpt=[]", "controllers=[ppo]"): "ckpt=[]: must name a checkpoint or a run's directory for the arm ppo.",
     ("ckpt=nowhere",): "ckpt=nowhere: must be a checkpoint, the directory of a run, or pretrained; there",
     ("export=ppo",): "export=ppo: must be best, an arm of this evaluation (none, random, schedule, heuristic",
