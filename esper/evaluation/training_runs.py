@@ -89,7 +89,7 @@ def training_blocks(runs: Sequence[TrainingRun]) -> list[Block]:
     note = (
         "begins, ends: mean score on validation (return, if there is no score) of training episodes in the first "
         "and last quarter of a run's rounds, while the policy explores; greedy, sampled: of its last episodes on "
-        "held-out episode seeds. In the last quarter: the explained variance of the critic (healthy above 0.3), the "
+        "held-out episode seeds. In the last quarter: the explained variance of the critic (a constant one has 0), the "
         "lowest entropy of a head (1 is uniform over the legal options, 0 a collapsed head), and fossils and rollbacks "
         f"(rolls) per episode. KL: the share of updates between {low} and {high}. Minutes: of training episodes and "
         "updates."

@@ -121,7 +121,9 @@ def check_critic(
     value = metrics.get(tag)
     if value is None or state.rounds <= thresholds.warmup or not value < bound:
         return []
-    sentence = f"the critic predicts too little: {tag} is {value:.4g}, below {bound:.4g} at {progress:.0%} of the run"
+    sentence = (
+        f"the critic is far worse than a constant: {tag} is {value:.4g}, below {bound:.4g} at {progress:.0%} of the run"
+    )
     return [Finding("value_collapse", tag, value, bound, sentence)]
 
 

@@ -55,7 +55,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/entropy_bonus", "Controller", "entropy bonus", "weight of entropy in the loss"),
     Metric("losses/policy", "Controller", "losses", "clipped surrogate loss, summed over heads"),
     Metric("losses/value", "Controller", "losses", "loss of the critic, in units of the return scale", "falls"),
-    Metric("losses/explained_variance", "Controller", "explained variance", "explained variance of returns: 1 - Var(return - value) / Var(return)", "above 0.3 after a tenth of the run"),
+    Metric("losses/explained_variance", "Controller", "explained variance", "share of the variance of the rest of the return that the critic explains, among episodes of a host at the same step, beyond what the reward so far predicts; a constant critic has 0, a perfect one 1", "above 0, and not far below"),
     Metric("policy/advantage_mean", "Controller", "advantages", "mean advantage before normalisation, over steps with an active head"),
     Metric("policy/advantage_std", "Controller", "advantages", "standard deviation of the same"),
     Metric("policy/advantage_{statistic}", "Controller", "advantages, normalised", "normalised advantages: minimum, maximum, skewness, share above 0"),

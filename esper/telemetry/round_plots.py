@@ -27,7 +27,7 @@ def draw_rounds(rounds: Sequence[dict[str, Any]], title: str, path: Path) -> Non
     axes[0, 0].set(title="score: mean of a round's episodes")
     _plot_metric(axes[0, 1], rounds, "losses/explained_variance", "explained variance")
     axes[0, 1].axhline(0, color="grey", linewidth=0.5)
-    axes[0, 1].set(title="critic: explained variance of returns", ylim=(-1, 1.05))
+    axes[0, 1].set(title="critic: explained variance of the rest", ylim=(-1, 1.05))
     _plot_metric(axes[1, 0], rounds, "policy/kl", "KL at the end of the update")
     axes[1, 0].set(title="KL of each update, and entropy of each head")
     axes[1, 0].set_ylim(bottom=0)

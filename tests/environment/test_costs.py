@@ -223,7 +223,7 @@ def test_the_parts_add_up_to_the_total() -> None:
     total = run_script(env, [EpisodeStart(), EpisodeStart(fossils={"block1": ("norm", "GATED")})], {0: GERMINATE})
     parts = env.flops_spent()
     assert set(parts) == {"training", "isolated", "validation", "probes", "controller"}
-    assert all((part > 0).all() for part in parts.values())
+    assert all((part > 0).all() for name, part in parts.items() if name != "controller")  # a script costs nothing
     assert torch.equal(sum(parts.values(), torch.zeros(2)), total)
 
 

@@ -140,11 +140,11 @@ def test_a_seed_continues_its_warm_up_after_a_transfer() -> None:
     env = environment("environment.envs=1", "optimizer.seed_warmup=0.5")
     env.reset([3])
     run, on = env.host_run(0), {"block1": SeedSetting(Mode.BLENDED, 1.0)}
-    run.train_and_measure(StepPlan({}, {}, (), 1), (0.0, 0.1))
+    run.train_and_measure(StepPlan({}, {}, (), 1, (0.0, 0.1)))
     run.graft("block1", "conv_light", Blend.ADD)
-    run.train_and_measure(StepPlan(on, on, (), 2), (0.1, 0.2))
+    run.train_and_measure(StepPlan(on, on, (), 2, (0.1, 0.2)))
     copy = load_run(dump_run(run, env.data), env.data)
-    copy.train_and_measure(StepPlan(on, on, (), 1), (0.2, 0.3))
+    copy.train_and_measure(StepPlan(on, on, (), 1, (0.2, 0.3)))
     rates = {group["owner"]: group["lr"] for group in copy.optimizer.torch.param_groups}
     assert copy.optimizer.seed_starts == {"block1": 0.1}
     assert rates["block1"] / rates["host"] == pytest.approx(0.2)  # a fifth of the warm-up has passed

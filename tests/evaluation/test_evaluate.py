@@ -277,6 +277,8 @@ ARM_ERRORS = {
     ("controllers=[ppo]",): "ckpt=null: must name a checkpoint or a run's directory for the arm ppo.",
     ("controllers=[replay]", "episodes=1"): "episodes=1: must be at least 2 for the arm replay.",
     ("controllers=[best_open_loop]",): "schedules=null: must be a number for the arm best_open_loop without a ckpt.",
+    ("controllers=[none,schedule]", "primary=random"): "primary=random: must be null or one of none.",
+    ("primary=schedule",): "primary=schedule: must be null or one of none, random, heuristic, all_seeds.",
     ("reference=replay",): "reference=replay: must be one of none, full, all_seeds, schedule",
     ("ckpt=[]", "controllers=[ppo]"): "ckpt=[]: must name a checkpoint or a run's directory for the arm ppo.",
     ("ckpt=nowhere",): "ckpt=nowhere: must be a checkpoint, the directory of a run, or pretrained; there",
@@ -431,7 +433,7 @@ def test_each_sampled_host_is_a_task_and_schedules_are_tried_on_all_hosts(tmp_pa
     text = (tmp_path / "report.md").read_text()
     assert "best of 2 random schedules, each on 2 hosts; the search took" in text
     assert "cifar_blind on synthetic_images, test split: Results" in text
-    assert "The mean over tasks of each task's interquartile mean" in text
+    assert "The mean over tasks of the differences of each" in text
 
 
 def test_best_open_loop_can_be_the_reference(tmp_path: Path) -> None:

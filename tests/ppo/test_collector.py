@@ -225,3 +225,18 @@ def test_bad_settings_are_refused() -> None:
             make_settings(**change)
     with pytest.raises(ValueError, match=r"ppo.entropy_weights: slt is not a head"):
         make_module(MatchingEnv(), entropy_weights={"slt": 1.0})
+
+
+def test_a_rollout_knows_which_episodes_have_the_same_host() -> None:
+    class Pool:
+        names = ("a", "b")
+
+        def host_name(self, episode_seed: int) -> str:
+            return self.names[episode_seed % 2]
+
+    env = MatchingEnv()
+    module = make_module(env)
+    assert run_round(module, env).tasks.tolist() == [0] * env.envs
+    env.host_pool = Pool()  # type: ignore[attr-defined]
+    rollout = run_round(module, env)
+    assert rollout.tasks.tolist() == [episode_seed % 2 for episode_seed in rollout.episode_seeds]

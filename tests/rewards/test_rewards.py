@@ -313,8 +313,19 @@ def test_the_reward_is_the_sum_of_its_terms_in_a_real_episode(name: str) -> None
 
 
 def test_all_documented_presets_exist() -> None:
-    assert PRESETS == ["basic", "loss", "minimal", "objective", "shaped", "simplified", "sparse"]
+    assert PRESETS == ["basic", "loss", "minimal", "objective", "score", "shaped", "simplified", "sparse"]
     assert preset("shaped", gamma=0.97).gammas == {"shaping": 0.97}
+
+
+def test_the_return_of_an_episode_is_its_score_with_the_reward_score() -> None:
+    env = environment("reward=score", "+environment.rent=0.5", envs=2)
+    env.reset([1, 2])
+    germinate = {"op": "GERMINATE", "slot": "block2", "blueprint": "conv_light"}
+    script = {0: germinate, 9: {"op": "FOSSILIZE", "slot": "block2"}}
+    rewards = [env.step(act(env.space, script.get(t, {"op": "WAIT"}), {"op": "WAIT"})).reward for t in range(10)]
+    assert torch.stack(rewards)[:-1].count_nonzero() == 0
+    assert env.outcome()["growth"][0] > 1
+    torch.testing.assert_close(rewards[-1], env.outcome()["score"])
 
 
 def test_an_empty_reward_is_refused() -> None:

@@ -29,7 +29,7 @@ ANOMALOUS = {
     "ratio_collapse": {"policy/ratio_min": 0.09},
     "entropy_collapse": {"policy/entropy_op": 0.01},
     "kl_spike": {"policy/kl": 0.11},
-    "value_collapse": {"losses/explained_variance": -0.1},
+    "value_collapse": {"losses/explained_variance": -3.1},
     "gradient_drift": {"health/gradient_norm": 9.0},
     "non_finite": {"losses/value": math.nan},
     "lstm_saturation": {"health/lstm_rms": 11.0},
@@ -79,13 +79,16 @@ def test_a_head_that_was_never_available_has_not_collapsed() -> None:
 
 
 def test_the_minimum_explained_variance_rises_during_the_run() -> None:
-    poor = {"losses/explained_variance": -0.3}
+    poor = {"losses/explained_variance": -4.0}
     late = CheckState(rounds=50)
     assert check_rounds(poor, state=late, progress=0.05) == [[]]
     assert check_rounds(poor, state=late, progress=0.2) == [["value_collapse"]]
+    stages = {"value": [[0.5, -0.2], [1.0, 0.1]]}
     middling = {"losses/explained_variance": 0.05}
-    assert check_rounds(middling, state=late, progress=0.5) == [[]]
-    assert check_rounds(middling, state=late, progress=0.9) == [["value_collapse"]]
+    assert check_rounds(middling, state=late, progress=0.5, **stages) == [[]]
+    assert check_rounds(middling, state=late, progress=0.9, **stages) == [["value_collapse"]]
+    not_measured = {"losses/explained_variance": math.nan}
+    assert check_rounds(not_measured, state=late, progress=0.9, **stages) == [[]]
     assert check_rounds(poor, progress=0.9) == [[]], "not in the first rounds"
 
 
