@@ -1,6 +1,7 @@
 """Environments whose episodes are measured in FLOPs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -242,7 +243,7 @@ def test_validation_and_probes_take_at_most_a_tenth_of_the_budget_in_shipped_exp
     )  # fmt: skip
     check_config(composed)
     env = build_environment(composed)
-    env._runs = FakeRuns(len(env.space.slots))
+    env._parts = replace(env._parts, runs=FakeRuns(len(env.space.slots)))
     controller = RandomController(env.space)
     for episode_seeds in ([1, 2, 3, 4], [5, 6, 7, 8]):
         observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)

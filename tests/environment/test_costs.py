@@ -196,7 +196,7 @@ def test_the_charge_of_a_step_equals_the_count_of_torch(
     env = environment("environment.attribution_share=0.5", envs=1)
     env.reset([3], [EpisodeStart(fossils={"block1": ("conv_light", "ADD"), "block2": ("bottleneck", "MULTIPLY")})])
     before, plan = env.flops_spent(), StepPlan(settings, settings, off, 3, (0.4, 0.5))
-    env._accounting.charge_step(0, plan, env._slots)
+    env._current.accounting.charge_step(0, plan, env._slots)
     charged = {part: (flops - before[part]).item() for part, flops in env.flops_spent().items()}
     with counter() as count:
         env.host_run(0).train_and_measure(plan)

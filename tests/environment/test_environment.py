@@ -273,11 +273,11 @@ def test_a_probe_is_charged_for_its_batches(share: float) -> None:
     run_script(env, {0: GERMINATE}, steps=4)
     settings = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
     plan, run = StepPlan(settings, settings, ("block2",), 2, (0.4, 0.5)), env.host_run(0)
-    before = env._accounting.total_flops
-    env._accounting.charge_step(0, plan, env._slots)
+    before = env._current.accounting.total_flops
+    env._current.accounting.charge_step(0, plan, env._slots)
     with FlopCounterMode(display=False) as counter:
         run.train_and_measure(plan)
-    assert (env._accounting.total_flops - before).item() == pytest.approx(counter.get_total_flops(), rel=0.12)
+    assert (env._current.accounting.total_flops - before).item() == pytest.approx(counter.get_total_flops(), rel=0.12)
 
 
 def test_a_step_before_reset_or_after_the_end_is_refused() -> None:

@@ -132,7 +132,7 @@ def test_a_rollback_resets_the_loss_history() -> None:
     """A host that is restored to its start is near chance again; this is not a collapse."""
     env = environment()
     run_to(env, {}, 3)
-    env._governor._losses[:] = 0.5  # as if it had learned well
+    env._current.governor._losses[:] = 0.5  # as if it had learned well
     set_weights_to_nan(env, 0)
     reasons = [env.step(act(env.space, WAIT, WAIT)).record.rollback[0].item() for _ in range(5)]
     assert reasons == [RollbackReason.NON_FINITE, 0, 0, 0, 0]
@@ -142,11 +142,11 @@ def test_a_fossil_of_an_unhealthy_host_is_saved_without_the_host() -> None:
     env = environment()
     run_to(env, {0: GERMINATE}, 6)
     good = snapshots(env)[0]
-    env._governor._strikes[0] = 1
+    env._current.governor._strikes[0] = 1
     with torch.no_grad():
         env.model(0).host.segments[-1][-1].bias += 200
     new = torch.tensor([[False, True, False], [False, False, False]])
-    env._changes.save_fossils(new, env._governor.is_healthy(), env._slots)
+    env._current._changes.save_fossils(new, env._current.governor.is_healthy(), env._slots)
     saved = snapshots(env)[0]
     assert saved.seeds == {**good.seeds, "block2": ("conv_light", 0)}
     bias = next(name for name in good.weights if name.startswith("host.segments.3") and name.endswith("bias"))
@@ -159,7 +159,7 @@ def test_a_fossil_of_an_unhealthy_host_is_saved_without_the_host() -> None:
 def test_in_the_last_step_only_a_non_finite_host_is_rolled_back() -> None:
     env = environment()
     run_to(env, {}, 9)
-    env._governor._losses[:] = 0.5  # with committed seeds only, a host may be near chance again
+    env._current.governor._losses[:] = 0.5  # with committed seeds only, a host may be near chance again
     set_weights_to_nan(env, 1)
     step = env.step(act(env.space, WAIT, WAIT))
     assert step.record.rollback.tolist() == [RollbackReason.NONE, RollbackReason.NON_FINITE]
