@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from esper.evaluation.document import (
+    DPI,
     Block,
     Paragraph,
     ReportFigure,
