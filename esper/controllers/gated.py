@@ -10,7 +10,7 @@ from esper.controllers.controller import first_available, is_legal, make_action,
 from esper.lifecycle import ActionSpace, Blend, Op, Stage
 from esper.observation import Observation
 
-ROUNDING = 1e-9  # a share such as 0.55 of 20 steps is step 11
+SHARE_TOLERANCE = 1e-9  # a share such as 0.55 of 20 steps is step 11
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class GatedController:
             if is_legal(space, masks, env, Op.ADVANCE, slot):
                 return make_action(space, Op.ADVANCE, slot=slot), state
         free = [slot for slot, is_used in zip(space.slots, state.is_used, strict=True) if not is_used]
-        for slot in free if view.step >= self._earliest * view.steps - ROUNDING else ():
+        for slot in free if view.step >= self._earliest * view.steps - SHARE_TOLERANCE else ():
             if is_legal(space, masks, env, Op.GERMINATE, slot):
                 used = tuple(slot == other or old for other, old in zip(space.slots, state.is_used, strict=True))
                 options = {"slot": slot, "blueprint": self._blueprint, "blend": Blend.ADD.name}
@@ -86,7 +86,9 @@ class GatedController:
         """The op for the seed of a slot; WAIT if it is not due."""
         view = observation.view
         is_blended = view.slots.stage[env, column] == Stage.HOLDING
-        is_due = is_blended and view.slots.steps_in_stage[env, column].item() >= self._wait * view.steps - ROUNDING
+        is_due = (
+            is_blended and view.slots.steps_in_stage[env, column].item() >= self._wait * view.steps - SHARE_TOLERANCE
+        )
         if not is_due:
             return Op.WAIT
         count = state.counts[column]

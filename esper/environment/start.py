@@ -38,6 +38,11 @@ class EpisodeStart:
         """The step before which fossils are grafted and the host is widened; `steps` is never."""
         return math.ceil(self.at * steps - ROUNDING)
 
+    @property
+    def final_host(self) -> str | None:
+        """The variant of the host at the end of the episode; None is the host itself."""
+        return self.widen if self.widen is not None and self.at < 1 else self.host
+
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from the default, as plain data."""
         return {key: value for key, value in asdict(self).items() if value != getattr(DEFAULT_START, key)}

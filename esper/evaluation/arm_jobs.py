@@ -222,7 +222,7 @@ def static_jobs(arm: str, *, grown: bool, matched: bool) -> CreateJobs:
             fossils = episode.fossils if grown else {}
             batches = context.environment.batches_for(episode.flops, fossils, episode.episode_seed) if matched else None
             plan = context.plans.get(episode.arm)
-            host = (plan.start.widen or plan.start.host) if plan and grown else None
+            host = plan.start.final_host if plan and grown else None
             start = replace(context.blind_start, fossils=fossils, batches=batches, host=host)
             variant = _derived_variant(episode)
             inputs = digest([variant, start.to_dict()])

@@ -25,7 +25,7 @@ from esper.evaluation.arm_jobs import (
 
 __all__ = ["ARMS", "Arm", "ArmContext", "CreateJobs", "arms_of_clock", "base_name", "default_arms", "get_arm"]
 
-Clock = Literal["both", "batches", "budget"]
+ArmClock = Literal["both", "batches", "budget"]
 MOMENT = "a share of the budget between 0 and 1"  # numbers that some arms take after @
 PREFIX = "a number of budgets of search.budgets"
 
@@ -52,7 +52,7 @@ class Arm:
     needs: str = ""
     grows: bool = True
     is_control: bool = False
-    clock: Clock = "both"
+    clock: ArmClock = "both"
     has_search: bool = False
     number: str = ""
     numbered: Callable[[str, float], CreateJobs] | None = None

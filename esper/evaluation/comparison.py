@@ -14,7 +14,7 @@ from esper.checkpoints import (
     load_controllers,
     task_settings,
 )
-from esper.config import build, build_environment, build_with, check_config, chosen_options, host_nodes
+from esper.config import build, build_environment, build_with, check_config, chosen_options, host_nodes, variant_nodes
 from esper.controllers import PolicyController
 from esper.environment import Environment
 from esper.evaluation.arms import ArmContext, get_arm
@@ -174,7 +174,7 @@ class Comparison:
         task = progress.add_task("", total=missing * self.environment.steps)
 
         def advance(group: Sequence[EpisodeJob]) -> None:
-            names = ", ".join(dict.fromkeys(job.arm for job in group))
+            names = ", ".join(dict.fromkeys(job.arm if test else "search" for job in group))
             progress.update(task, advance=sum(len(job.episode_seeds) for job in group), description=names)
 
         store.run_missing(self.environment, jobs, advance, test=test)
@@ -194,10 +194,17 @@ class Comparison:
             },
             remarks=[*self.collect_remarks(), *([] if search is None else [search.describe(trained_for)])],
             reference=reference_arm(self.config),
-            search_gflops=None if search is None else search.gflops / search.hosts,
+            search_gflops=self._schedule_search_gflops(),
             searches={} if searches is None else searches.summary(self.environment.steps),
             oracle=self._oracle,
         )
+
+    def _schedule_search_gflops(self) -> float | None:
+        """What the search for best_open_loop took, for each host; None without one."""
+        if self._schedule_search is not None:
+            return self._schedule_search.gflops / self._schedule_search.hosts
+        found = None if self._searches is None else self._searches.outcomes.get("best_open_loop")
+        return None if found is None else found.gflops / len(self.environment.host_pool)
 
     def export_network(self, selector: str | int) -> tuple[Path, EpisodeRecord]:
         """Run the selected episode again and save its network; returns the file, and the episode's record."""
@@ -217,7 +224,9 @@ class Comparison:
                     f"export={selector}: run again, {described} ends with {name} {now}, not {before}; training is not "
                     "reproducible between that machine or version and this one."
                 )
-        host = to_plain_config(host_nodes(self.config)[self.environment.host_pool.host_name(episode.episode_seed)])
+        name, variant = self.environment.host_pool.host_name(episode.episode_seed), job.start.final_host
+        own, variants = host_nodes(self.config)[name], variant_nodes(self.config)[name]
+        host = to_plain_config(own if variant is None else variants[variant])
         path = self.directory / f"grown_{self.store.episodes.index(episode)}.pt"
         export(
             path,

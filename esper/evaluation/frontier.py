@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from esper.evaluation.document import (
+    DPI,
     Block,
     Paragraph,
     ReportFigure,
@@ -35,9 +36,8 @@ NOTE = (
     "Scores with 95 % intervals, as in the report of each budget, which is in the directory budget_N beside this one. "
     "Every episode spends its whole budget: training, validation, probes and the controller's own passes."
 )
-METRICS = ("score", *(metric for metric, _ in PICTURES.values()))
+FRONTIER_METRICS = ("score", *(metric for metric, _ in PICTURES.values()))
 SPREAD = 0.16  # width in which the arms of a budget are side by side, relative to the distance of two budgets
-DPI = 110
 Costs = dict[str, dict[float, dict[str, Estimate]]]  # arm -> budget -> metric
 
 
@@ -46,7 +46,7 @@ def frontier_costs(tasks: Mapping[float, TaskResults]) -> Costs:
     costs: Costs = {}
     for budget, task in tasks.items():
         for arm, results in task.arms.items():
-            estimates = {metric: results.estimate_of(metric) for metric in METRICS}
+            estimates = {metric: results.estimate_of(metric) for metric in FRONTIER_METRICS}
             known = {metric: estimate for metric, estimate in estimates.items() if estimate is not None}
             if "score" in known:
                 costs.setdefault(arm, {})[budget] = known

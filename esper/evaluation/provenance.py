@@ -86,6 +86,16 @@ def merge_provenance(sources: Sequence[Provenance]) -> Provenance:
     )
 
 
+def describe_length(environment: Mapping[str, Any]) -> str:
+    """The steps of an episode, and its batches or its budget."""
+    steps, batch = environment.get("steps"), environment.get("batch")
+    if environment.get("batches") is not None:
+        return f"{steps} steps of {environment['batches']} batches of {batch}"
+    gflops, batches = environment.get("budget"), environment.get("budget_batches")
+    budget = f"{batches:g} batches of the bare host" if gflops is None and batches else f"{gflops} GFLOPs"
+    return f"{steps} steps with a budget of {budget} in batches of {batch}"
+
+
 def current_versions(device_name: str) -> dict[str, str]:
     """Versions of esper, Python and packages, the machine, and the commit if it is known."""
     commit = _describe_commit()

@@ -18,7 +18,7 @@ from esper.evaluation.runner import EpisodeJob, digest
 from esper.records import EpisodeRecord
 
 SEED_STREAM = "search"  # episode seeds of searches; no evaluation and no training run has them
-TASK_GROUPS = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor")
+SEARCH_TASK = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor")
 ORACLE_ARMS = ("none", "full", "best_static", "grow_once", "net2net", "best_open_loop")
 RunMissing = Callable[[EpisodeStore, Sequence[EpisodeJob]], None]
 PlanTrial = Trial[Plan]
@@ -195,5 +195,5 @@ def search_file(config: DictConfig, blueprints: Sequence[str], directory: Path) 
     """The file of the episodes of all searches on a task; evaluations of the same task share it."""
     if config.search.cache is None:
         return directory / "search.jsonl"
-    task = {**task_settings(config, TASK_GROUPS), "slots.blueprints": list(blueprints), "version": version("esper")}
+    task = {**task_settings(config, SEARCH_TASK), "slots.blueprints": list(blueprints), "version": version("esper")}
     return Path(config.search.cache) / f"{digest(task)}.jsonl"

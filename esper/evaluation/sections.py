@@ -21,7 +21,7 @@ from esper.evaluation.costs import cost_tables, growth_tables
 from esper.evaluation.document import Block, CodeBlock, Paragraph, ReportFigure, ReportTable, Section, format_interval
 from esper.evaluation.per_controller import per_controller_tables
 from esper.evaluation.plots import plot_frontier, plot_profiles
-from esper.evaluation.provenance import Provenance
+from esper.evaluation.provenance import Provenance, describe_length
 from esper.evaluation.regret import search_blocks
 from esper.evaluation.rent_sweep import rent_blocks
 from esper.evaluation.results import BARE_HOST, FAILURE_MARGIN, RESULT_METRICS, ArmResults, TaskResults, base_arm
@@ -250,8 +250,8 @@ def _protocol(tasks: Sequence[TaskResults], provenance: Provenance) -> list[Bloc
         episode_seeds = {episode.episode_seed for episode in task.episodes}
         blocks.append(
             Paragraph(
-                f"**{task.title}**: {len(episode_seeds)} episode seeds; {environment.get('steps')} steps of "
-                f"{environment.get('batches')} batches of {environment.get('batch')}; data {_describe_settings(data)}; "
+                f"**{task.title}**: {len(episode_seeds)} episode seeds; {describe_length(environment)}; "
+                f"data {_describe_settings(data)}; "
                 f"optimizer {_describe_settings(task.config.get('optimizer', {}))}."
             )
         )

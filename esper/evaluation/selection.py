@@ -16,7 +16,7 @@ from esper.records import EpisodeRecord, read_lines
 
 def has_budget(config: DictConfig) -> bool:
     """Whether episodes have a budget of FLOPs instead of a number of batches."""
-    return any(config.environment.get(key) is not None for key in ("budget", "budget_batches"))
+    return "batches" in config.environment and config.environment.batches is None
 
 
 def selected_arms(config: DictConfig) -> list[str]:
@@ -80,10 +80,10 @@ def check_arm(name: str, config: DictConfig) -> None:
 
 def widths(config: DictConfig) -> list[str]:
     """The variants that every host can be widened to without changing its function."""
-    nodes, variants = host_nodes(config), variant_nodes(config)
-    if not all(issubclass(check_target(f"host {name}", node._target_), CNNHost) for name, node in nodes.items()):
+    targets = [check_target("host._target_", node._target_) for node in host_nodes(config).values()]
+    if not all(isinstance(target, type) and issubclass(target, CNNHost) for target in targets):
         return []
-    first, *others = variants.values()
+    first, *others = variant_nodes(config).values()
     return [name for name in first if not parse_variant(name)[1] and all(name in other for other in others)]
 
 

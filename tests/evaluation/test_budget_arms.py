@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
+from esper.checkpoints.resume import save_config
 from esper.config import build_environment, compose_config
 from esper.evaluation.arms import ARMS, arms_of_clock
 from esper.evaluation.run import evaluate
+from esper.growth import load_grown
 from esper.records import EpisodeRecord
 from esper.rng import derive_seed
+from esper.training import train
 from tests.evaluation.fixtures_episodes import load_episodes
 from tests.fixtures_environment import SMALL
 
@@ -185,6 +189,48 @@ def test_gated_keeps_what_contributes(by_arm: EpisodesByArm) -> None:
 def test_static_final_has_the_network_that_the_reference_ended_with(by_arm: EpisodesByArm) -> None:
     ended = {episode.episode_seed: episode.fossils for episode in by_arm["gated"]}
     assert {episode.episode_seed: episode.fossils for episode in by_arm["static_final"]} == ended
+
+
+def test_a_network_that_was_widened_is_exported_with_its_width(tmp_path: Path) -> None:
+    evaluated(tmp_path, "controllers=[net2net@0.5]", "reference=net2net@0.5", "export=best")
+    network = load_grown(next(tmp_path.glob("grown_*.pt")))
+    best = max(load_by_arm(tmp_path)["net2net@0.5"], key=lambda episode: episode.selection_score or 0.0)
+    assert sum(parameter.numel() for parameter in network.parameters()) == best.parameters
+    data = build_environment(compose_config("evaluate", BUDGET)).data
+    with torch.no_grad():
+        hits = [(network(x).argmax(-1) == y).sum().item() for x, y in data.batches("test", 50)]
+    assert 100 * sum(hits) / data.size("test") == pytest.approx(best.test_score)
+
+
+def test_the_network_that_a_widened_reference_ended_with_is_wide_from_the_start(tmp_path: Path) -> None:
+    evaluated(tmp_path, "controllers=[static_final]", "reference=net2net", "search.budgets=[1]")
+    by_arm = load_by_arm(tmp_path)
+    assert by_arm["static_final"][0].parameters == by_arm["net2net"][0].parameters
+    assert by_arm["static_final"][0].steps[0].parameters == by_arm["net2net"][0].parameters
+
+
+def test_policies_are_charged_for_their_own_passes(tmp_path: Path) -> None:
+    checkpoint = trained(tmp_path / "run")
+    evaluated(tmp_path / "out", "controllers=[ppo,ppo_permuted,replay]", f"ckpt={checkpoint}")
+    by_arm = load_by_arm(tmp_path / "out")
+    assert set(by_arm) == {"ppo", "ppo_permuted", "replay"}
+    budget = build_environment(compose_config("evaluate", BUDGET)).budget_flops(0)
+    for arm, episodes in by_arm.items():
+        for episode in episodes:
+            assert (episode.flops_by_part["controller"] > 0) == (arm != "replay")
+            assert episode.flops == pytest.approx(sum(episode.flops_by_part.values()))
+            assert episode.flops < 1.5 * budget
+
+
+def trained(directory: Path) -> Path:
+    """Train for one round; returns the run's directory."""
+    own = [override for override in BUDGET if not override.startswith("search.")]
+    overrides = [*own, "policy.hidden=16", "ppo.epochs=1", "collector.warmup=1", "validate_every=0", "rounds=1"]
+    config = compose_config("run", overrides)
+    (directory / ".hydra").mkdir(parents=True)
+    save_config(config, directory, overrides)
+    train(config, directory, Console(quiet=True))
+    return directory
 
 
 def test_every_arm_has_a_description() -> None:
