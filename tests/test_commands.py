@@ -19,13 +19,14 @@ TINY = (
     "data.train=200 data.validation=40 data.test=40 data.resolution=8 environment.batch=16 environment.batches=2 "
     "environment.threads=1"
 )
+BUDGET = TINY.replace("environment.batches=2", "environment.budget=0.01")  # of experiments with a budget of FLOPs
 FAST = "debug=fast validate_every=0 callbacks.dashboard=null"  # drawing takes most of a tiny run
 STORIES = (
     "data=synthetic_stories host=tinystories_small host.channels=16 host.heads=2 data.block_size=16 "
     "data.vocabulary=257 data.train_bytes=9000 data.validation_bytes=2000 data.test_bytes=2000 optimizer=adamw "
     "environment.batch=4 environment.batches=2 environment.threads=1"
 )
-EVALUATION = f"{TINY} environment.steps=4 environment.envs=2 episodes=2"
+EVALUATION = f"{BUDGET} environment.steps=4 environment.envs=2 episodes=2"
 MAKE = {  # the command of each target
     "run": "python -m esper.run +experiment=cifar_ppo",
     "quickstart": "python -m esper.run +experiment=quickstart",
@@ -67,7 +68,7 @@ def run(command: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        f"{MAKE['run']} {FAST} {TINY}",
+        f"{MAKE['run']} {FAST} {BUDGET} environment.budget=5",
         f"{MAKE['quickstart']} {FAST} {TINY}",
         f"python -m esper.run data=cifar10 host=cifar_blind reward=shaped actions=full slots=all {FAST} {TINY}",
         "python -m esper.run data=synthetic_images slots.names=[block1,block3] reward=sparse actions=core trainer=cpu "

@@ -313,8 +313,9 @@ def test_every_experiment_composes_for_training_and_evaluation_and_opens_with_it
 def test_the_gpu_experiment_has_the_same_task_at_full_size() -> None:
     small, full = (compose_config("run", [f"+experiment={name}"]) for name in ("cifar_ppo", "cifar_ppo_gpu"))
     assert (full.data.resolution, full.data.validation) == (32, 5_000)
-    images = full.environment.batch * full.environment.batches
-    assert 0 <= images - 45_000 < full.environment.batch, "a step has all training images"
+    images = full.environment.batch * full.environment.budget_batches
+    assert 0 <= images - 10 * 45_000 < full.environment.batch, "the budget is ten passes over the training images"
+    assert full.environment.budget is None
     assert full.environment.envs > small.environment.envs
     assert (full.device, full.trainer.accelerator) == ("cuda:0", "gpu")
     assert (full.host.channels, full.ppo, full.rounds) == (small.host.channels, small.ppo, small.rounds)
@@ -323,7 +324,7 @@ def test_the_gpu_experiment_has_the_same_task_at_full_size() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_gpu_experiment_trains_on_a_gpu(tmp_path: Path) -> None:
-    small = ["+debug=fast", "data=synthetic_images", "data.resolution=32", "environment.batches=2"]
+    small = ["+debug=fast", "data=synthetic_images", "data.resolution=32"]
     train(compose_config("run", ["+experiment=cifar_ppo_gpu", *small]), tmp_path, Console(quiet=True))
     assert len(list(read_lines(tmp_path / "rounds.jsonl"))) == 2
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from esper.environment.start import EpisodeStart
 
-GIGA = 1e9
-ROUNDING = 1e-9  # relative; a slice that pays for a whole number of batches is not rounded down to one fewer
+FLOPS_PER_GFLOP = 1e9
+SLICE_ROUNDING = 1e-9  # relative; a slice that pays for a whole number of batches is not rounded down to one fewer
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class BudgetClock:
         self._samples, self._every, self._measure_share = validation_samples, validation_every, measure_share
 
     def budget(self, bare_batch: float, steps: int, start: EpisodeStart) -> float:
-        whole = bare_batch * self._budget_batches if self._budget is None else self._budget * GIGA  # type: ignore[operator]
+        whole = bare_batch * self._budget_batches if self._budget is None else self._budget * FLOPS_PER_GFLOP  # type: ignore[operator]
         return whole * self._share * start.budget
 
     def check(self, host: str, bare_batch: float) -> None:
@@ -128,13 +128,13 @@ class BudgetClock:
         if self.budget(bare_batch, 1, EpisodeStart()) >= bare_batch:
             return
         key, value = ("budget", self._budget) if self._budget is not None else ("budget_batches", self._budget_batches)
-        least = f"{bare_batch / GIGA:.3g} GFLOPs" if self._budget is not None else "1"
+        least = f"{bare_batch / FLOPS_PER_GFLOP:.3g} GFLOPs" if self._budget is not None else "1"
         raise ValueError(f"environment.{key}={value}: must be at least {least}, one training batch of {host}.")
 
     def step_size(self, step: int, steps: int, start: EpisodeStart, read: Callable[[], Spending]) -> StepSize:
         spending = read()
         if step + 1 == steps:
-            batches = math.ceil((spending.budget - spending.spent) / spending.batch * (1 - ROUNDING))
+            batches = math.ceil((spending.budget - spending.spent) / spending.batch * (1 - SLICE_ROUNDING))
             return self._step_size(batches, spending, True, None, False)
         limit = spending.budget * (step + 1) / steps
         left = limit - spending.spent
@@ -160,7 +160,7 @@ class BudgetClock:
 
 
 def _whole(batches: float) -> int:
-    return math.floor(batches * (1 + ROUNDING))
+    return math.floor(batches * (1 + SLICE_ROUNDING))
 
 
 def make_clock(

@@ -80,7 +80,7 @@ class Round:
         )
 
     def prepare(self, slots: Slots, entered: Tensor, step: int, score: Tensor) -> tuple[Slots, Tensor]:
-        """Change the hosts before a step: seeds of the chosen actions, and what the plans of the episodes say.
+        """Change the hosts before a step: seeds of the chosen actions, and the plans of the episodes.
 
         Arguments:
             slots: after the actions

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.lifecycle import ActionSpace, Blend, Slots, Stage
 
-ROUNDING = 1e-9  # a share such as 0.15 of 20 steps is step 3
+STEP_ROUNDING = 1e-9  # a share such as 0.15 of 20 steps is step 3
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class EpisodeStart:
 
     def starts_at(self, steps: int) -> int:
         """The step before which fossils are grafted and the host is widened; `steps` is never."""
-        return math.ceil(self.at * steps - ROUNDING)
+        return math.ceil(self.at * steps - STEP_ROUNDING)
 
     @property
     def final_host(self) -> str | None:

@@ -37,7 +37,7 @@ TRIM = 0.25  # share of the values that the interquartile mean drops at each end
 WORST = 0.1  # share of the episodes that the worst tenth has
 CHUNK_VALUES = 1 << 20  # values of resamples in memory at once: 8 MB, and a few copies
 FRACTION_TERMS = 300  # far more than the continued fraction of the incomplete beta function needs
-TINY = 1e-300
+SMALLEST = 1e-300
 
 
 @dataclass(frozen=True)
@@ -271,4 +271,4 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
 
 
 def _away_from_zero(value: float) -> float:
-    return value if abs(value) > TINY else TINY
+    return value if abs(value) > SMALLEST else SMALLEST

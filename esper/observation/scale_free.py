@@ -39,7 +39,7 @@ def _relative(loss: Tensor, to: Tensor) -> Tensor:
     return mark_missing(loss, ratio)
 
 
-BASE: tuple[Feature, ...] = (
+_BASE: tuple[Feature, ...] = (
     Feature("budget_left", 1, lambda v: column(1 - _clock(v).spent), "share of the budget that is left"),
     Feature("lr_left", 1, lambda v: column(_clock(v).lr_left), "share of the learning rate's sum that is left"),
     Feature(
@@ -113,7 +113,7 @@ BASE: tuple[Feature, ...] = (
     ),
     Feature("rollback", 1, lambda v: column(v.rollback), "1 if the governor rolled the host back in the last step"),
 )
-PER_SLOT: tuple[Feature, ...] = (
+_PER_SLOT: tuple[Feature, ...] = (
     Feature("stage", len(Stage), lambda v: one_hot(v.slots.stage, len(Stage)), "stage, one-hot"),
     Feature(
         "blend",
@@ -192,4 +192,4 @@ PER_SLOT: tuple[Feature, ...] = (
         "1 if the last op used this slot",
     ),
 )
-SCALE_FREE = FeatureSet("scale_free", BASE, PER_SLOT)
+SCALE_FREE = FeatureSet("scale_free", _BASE, _PER_SLOT)
