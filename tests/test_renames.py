@@ -159,7 +159,8 @@ def test_a_run_directory_of_version_0_1_is_read_with_the_new_names(tmp_path: Pat
 
 
 def test_an_exported_controller_of_version_0_1_loads(tmp_path: Path) -> None:
-    shipped = find_checkpoint("pretrained")
+    name = "pretrained/cifar_batches_ppo_0"
+    shipped = find_checkpoint(name)
     content = torch.load(shipped, weights_only=True)
     metadata = content["esper"]
     history = metadata.pop("training")
@@ -169,8 +170,8 @@ def test_an_exported_controller_of_version_0_1_loads(tmp_path: Path) -> None:
     torch.save(content, path)
     assert "most" in history["config"]["policy"]
     layout = read_checkpoint(shipped).metadata.layout
-    before, now = load_controller(str(path), layout), load_controller("pretrained", layout)
+    before, now = load_controller(str(path), layout), load_controller(name, layout)
     assert before.weights_digest == now.weights_digest
     assert (before.task, before.training_digest) == (now.task, now.training_digest)
-    assert read_origin(path).overrides == ["+experiment=cifar_ppo", "policy=lstm_floors"]
+    assert read_origin(path).overrides == ["+experiment=cifar_batches_ppo", "policy=lstm_floors"]
     assert read_origin(path).config == read_origin(shipped).config

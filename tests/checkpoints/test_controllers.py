@@ -149,15 +149,15 @@ def test_the_directory_of_a_sweep_stands_for_the_controllers_of_its_jobs_in_orde
 
 
 def test_shipped_controllers_are_small_plain_data_and_differ_only_in_their_seed(layout: Layout) -> None:
-    names = [name for name in PRETRAINED if name.removeprefix("pretrained/").isdigit()]
+    names = [name for name in PRETRAINED if name.startswith("pretrained/cifar_batches_ppo_")]
     assert find_checkpoint("pretrained") == find_checkpoint("pretrained/0")
     assert sum(find_checkpoint(name).stat().st_size for name in PRETRAINED if name != "pretrained") < LIMIT
     assert set(torch.load(find_checkpoint("pretrained"), weights_only=True)) == {"esper", "state_dict"}
     controllers = load_controllers(names, layout)
-    assert [f"pretrained/{controller.info.seed}" for controller in controllers] == names
+    assert [f"pretrained/cifar_batches_ppo_{controller.info.seed}" for controller in controllers] == names
     assert len({controller.training_digest for controller in controllers}) == 1  # repetitions
     training = [read_metadata(find_checkpoint(name))["training"] for name in names]
-    preset = OmegaConf.to_container(compose_config("run", ["+experiment=cifar_ppo"]).ppo, resolve=False)
+    preset = OmegaConf.to_container(compose_config("run", ["+experiment=cifar_batches_ppo"]).ppo, resolve=False)
     assert isinstance(preset, dict)
     trained = {**preset, "value_loss": "huber"}  # the default when they were trained
     assert [history["config"]["ppo"] for history in training] == [trained] * len(names)
@@ -174,24 +174,26 @@ def test_a_shipped_controller_can_be_used_from_any_directory(
     (tmp_path / "pretrained/multirun.yaml").touch()
     assert resolve_checkpoint_paths(["ckpt=pretrained"]) == ["ckpt=['pretrained']"]
     assert "+experiment=cifar_ppo" in add_task_overrides(["ckpt=pretrained"])
-    controller = load_controller("pretrained", layout)
-    assert controller.label == "pretrained"
+    name = "pretrained/cifar_batches_ppo_0"  # trained under its earlier name, cifar_ppo
+    assert "+experiment=cifar_batches_ppo" in add_task_overrides([f"ckpt={name}"])
+    controller = load_controller(name, layout)
+    assert controller.label == name
     assert controller.info.trained_on == "cifar_blind on cifar10"
     assert (controller.info.gflops or 0) > 0
-    evaluated(tmp_path / "out", "controllers=[ppo]", "episodes=2", "ckpt=pretrained")
+    evaluated(tmp_path / "out", "controllers=[ppo]", "episodes=2", f"ckpt={name}")
     lines = list(read_lines(tmp_path / "out/episodes.jsonl"))
-    assert {line["checkpoint"] for line in lines} == {"pretrained"}
+    assert {line["checkpoint"] for line in lines} == {name}
     assert all(step["action"]["op"] in step["legal"] for line in lines for step in line["steps"])
     assert any(step["action"]["op"] == "GERMINATE" for line in lines for step in line["steps"])
 
 
-@pytest.mark.parametrize("name", ["pretrained", "run"])
+@pytest.mark.parametrize("name", ["pretrained/cifar_batches_ppo_0", "run"])
 def test_a_blueprint_that_is_registered_later_does_not_keep_a_controller_from_loading(
     name: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry._REGISTRY, "cnn", dict(registry._REGISTRY["cnn"]))  # removes it after the test
     register("cnn", "later", parameters=lambda channels: 0, description="none")(lambda channels: nn.Identity())
-    checkpoint = "pretrained" if name == "pretrained" else str(run)
+    checkpoint = str(run) if name == "run" else name
     overrides = add_task_overrides([*SMALL, f"ckpt={checkpoint}"])
     config = apply_trained_values(compose_config("evaluate", overrides), overrides, [checkpoint])
     controller = load_controller(checkpoint, build_environment(config).layout)
