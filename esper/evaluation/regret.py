@@ -98,7 +98,7 @@ def search_blocks(task: TaskResults, provenance: Provenance) -> list[Block]:
     rates = lr_table(task)
     if rates is not None:
         note = (
-            "All other arms have one rule for the learning rate. Here an arm chooses a factor of all its learning rates, "
+            "Other arms have one rule for the learning rate. Here an arm chooses a factor of all its learning rates, "
             "because arms differ in their number of updates; the choice is a search on other episode seeds."
         )
         blocks += [rates, Paragraph(note)]

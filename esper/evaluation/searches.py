@@ -58,7 +58,7 @@ class SearchOutcome:
         """As plain data."""
         return {
             "plan": self.plan.describe(steps),
-            "score": self.score if math.isfinite(self.score) else None,  # None: every trial ended with non-finite values
+            "score": self.score if math.isfinite(self.score) else None,  # None: non-finite values in all trials
             "gflops": self.gflops,
             "episodes": self.episodes,
             **({"prefixes": {f"{budgets:g}": outcome.to_dict(steps) for budgets, outcome in self.prefixes.items()}}
