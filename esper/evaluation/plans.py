@@ -54,9 +54,13 @@ class Plan:
         if start.widen:
             parts.append(f"widened to {start.widen}")
         moment = f" at {start.at:g} of the budget" if start.at or start.widen else ""
+        together: dict[tuple[float, str, str], list[str]] = {}  # slots by moment, blueprint and blend
+        for entry in sorted(self.schedule, key=lambda entry: _share(entry.at, steps)):
+            together.setdefault((_share(entry.at, steps), entry.blueprint[0], entry.blend), []).append(entry.slot)
         entries = [
-            f"{entry.blueprint[0]} in {entry.slot} at {_share(entry.at, steps):.2g}, blended by {entry.blend}"
-            for entry in sorted(self.schedule, key=lambda entry: _share(entry.at, steps))
+            f"{blueprint} in {', '.join(slots)} at {share:.2g}"
+            + (f", blended by {blend}" if blend != Blend.ADD.name else "")
+            for (share, blueprint, blend), slots in together.items()
         ]
         rate = f"learning rates x {start.lr_scale:g}" if start.lr_scale != 1 else ""
         growth = "; ".join([*([", ".join(parts) + moment] if parts else []), *entries])

@@ -72,8 +72,8 @@ def search_table(searches: Mapping[str, Mapping[str, Any]]) -> ReportTable | Non
     return ReportTable(header, rows) if rows else None
 
 
-def _format_score(score: float) -> str:
-    return f"{score:.2f}" if np.isfinite(score) else "-"
+def _format_score(score: float | None) -> str:
+    return "-" if score is None else f"{score:.2f}"
 
 
 def search_blocks(task: TaskResults, provenance: Provenance) -> list[Block]:
@@ -95,6 +95,13 @@ def search_blocks(task: TaskResults, provenance: Provenance) -> list[Block]:
             f"exceeds {MIN_ERRORS:.0f} standard errors."
         )
         blocks += [regret, Paragraph(note)]
+    rates = lr_table(task)
+    if rates is not None:
+        note = (
+            "Other arms have one rule for the learning rate. Here an arm chooses a factor of all its learning rates, "
+            "because arms differ in their number of updates; the choice is a search on other episode seeds."
+        )
+        blocks += [rates, Paragraph(note)]
     return blocks
 
 

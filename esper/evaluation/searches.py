@@ -1,5 +1,6 @@
 """The searches that choose plans for arms, by validation score on episode seeds of their own."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -57,7 +58,7 @@ class SearchOutcome:
         """As plain data."""
         return {
             "plan": self.plan.describe(steps),
-            "score": self.score,
+            "score": self.score if math.isfinite(self.score) else None,  # None: non-finite values in all trials
             "gflops": self.gflops,
             "episodes": self.episodes,
             **({"prefixes": {f"{budgets:g}": outcome.to_dict(steps) for budgets, outcome in self.prefixes.items()}}

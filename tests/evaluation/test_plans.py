@@ -85,9 +85,10 @@ def test_a_plan_is_described_in_a_few_words() -> None:
     assert grown.describe(10) == "norm in block1, block2, block3 at 0.25 of the budget"
     assert Plan(EpisodeStart(widen="wide2", at=0.5)).describe(10) == "widened to wide2 at 0.5 of the budget"
     assert Plan(EpisodeStart(host="deep1", lr_scale=2)).describe(10) == "host deep1; learning rates x 2"
-    scheduled = Plan(EpisodeStart(), (entry(5), entry(0, "block2")))
-    assert (
-        scheduled.describe(10) == "depthwise in block2 at 0, blended by ADD; depthwise in block1 at 0.5, blended by ADD"
+    last = ScheduleEntry(at=0, slot="block3", blueprint=["norm"], blend="GATED")
+    scheduled = Plan(EpisodeStart(), (entry(5), entry(0, "block2"), entry(5, "block3"), last))
+    assert scheduled.describe(10) == (
+        "depthwise in block2 at 0; norm in block3 at 0, blended by GATED; depthwise in block1, block3 at 0.5"
     )
 
 

@@ -44,7 +44,7 @@ def test_without_an_oracle_there_is_no_regret() -> None:
 
 def test_each_search_and_each_of_its_prefixes_has_a_row_with_its_cost() -> None:
     outcome = {"plan": "norm in block1", "score": 50.0, "gflops": 1234.5, "episodes": 20}
-    short = {**outcome, "gflops": 100.0, "score": float("-inf")}
+    short = {**outcome, "gflops": 100.0, "score": None}
     table = search_table({"best_static": {**outcome, "prefixes": {"1": short}}})
     assert table is not None
     assert table.rows == [
@@ -62,3 +62,4 @@ def test_arms_with_their_own_learning_rate_are_beside_those_with_the_common_one(
     assert own.startswith("13.50 [")
     assert gap.startswith("+2.00 [")
     assert lr_table(task(none=NONE)) is None
+    assert table in search_blocks(task(none=NONE, none_lr=BEST, full=NONE), Provenance())
