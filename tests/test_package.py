@@ -77,8 +77,8 @@ assert esper.__file__.startswith(sys.prefix), esper.__file__
 sizes = ("data=synthetic_images data.resolution=8 data.train=200 data.validation=40 data.test=40 environment.batch=16 "
          "environment.threads=1 environment.envs=2")
 for command in (
-    f"run +experiment=cifar_ppo debug=fast {sizes} environment.budget=5 rounds=1 validate_every=0 callbacks.dashboard=null "
-    "hydra.run.dir=trained",
+    f"run +experiment=cifar_ppo debug=fast {sizes} environment.budget=5 rounds=1 validate_every=0 "
+    "callbacks.dashboard=null hydra.run.dir=trained",
     f"evaluate +experiment=cifar_ppo ckpt=pretrained controllers=[none,ppo] {sizes} environment.steps=4 episodes=2 "
     "environment.budget=0.01 environment.workers=0 hydra.run.dir=compared",
     "report trained compared --out report",
