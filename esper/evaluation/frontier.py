@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from esper.evaluation.arms import get_arm
 from esper.evaluation.document import (
     DPI,
     Block,
@@ -22,7 +23,7 @@ from esper.evaluation.document import (
     write_report,
 )
 from esper.evaluation.plots import arm_style
-from esper.evaluation.results import TaskResults
+from esper.evaluation.results import TaskResults, base_arm
 from esper.evaluation.statistics import Estimate
 from esper.files import write_buffered, write_file
 
@@ -74,9 +75,17 @@ def plot_costs(costs: Costs, metric: str, label: str, title: str) -> Figure:
         x = np.array([cost.value for cost, _ in points]) * factors[arm]
         y = np.array([score.value for _, score in points])
         errors = np.array([[score.value - score.low, score.high - score.value] for _, score in points]).T
-        style = {**arm_style(arm), "linewidth": 2.2 if arm == "ppo" else 1.0, "elinewidth": 0.9, "capsize": 2}
+        line = "-" if get_arm(base_arm(arm)).grows else "--"
+        style = {
+            **arm_style(arm),
+            "linestyle": line,
+            "linewidth": 2.2 if arm == "ppo" else 1.0,
+            "elinewidth": 0.9,
+            "capsize": 2,
+        }
         axes.errorbar(x, y, yerr=errors, label=f"{arm}  {y[-1]:.1f}", alpha=0.9, **style)
-    axes.set(xlabel=label, ylabel="score", xscale="log", title=title)
+    axes.set(xlabel=label, ylabel="score", xscale="log", title=f"{title} (dashed: networks that do not grow)")
+    axes.set_ylim(*_score_range(costs))
     budgets = sorted({budget for own in costs.values() for budget in own})
     axes.xaxis.set_major_locator(FixedLocator(budgets) if metric == "GFLOPs" else LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_minor_locator(NullLocator() if metric == "GFLOPs" else LogLocator(subs="all"))
@@ -87,6 +96,13 @@ def plot_costs(costs: Costs, metric: str, label: str, title: str) -> Figure:
     legend = figure.legend(handles, labels, fontsize=8, loc="outside right upper", title="score at the last budget")
     legend.get_title().set_fontsize(8)
     return figure
+
+
+def _score_range(costs: Costs) -> tuple[float, float]:
+    """The range of all scores with a margin; wide intervals of few episodes may exceed it."""
+    scores = [each["score"].value for own in costs.values() for each in own.values()]
+    margin = 0.15 * (max(scores) - min(scores)) + 0.5
+    return min(scores) - margin, max(scores) + margin
 
 
 def _side_by_side(costs: Costs) -> dict[str, float]:

@@ -117,6 +117,8 @@ def choose_finalist(
     if choice.share < 1:
         return choice  # no trial has the whole budget
     candidates = best_candidates(choice, measure, finalists)
+    if len(candidates) < 2:
+        return choice  # there is nothing to choose
     means, trials = re_estimate(candidates, measure, seeds)
     best = max(range(len(means)), key=means.__getitem__)
     return Choice(candidates[best], means[best], 1.0, (*choice.trials, *trials), choice.budget)

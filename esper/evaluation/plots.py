@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from esper.evaluation.arms import ARMS
+from esper.evaluation.arms import ARMS, base_name
 from esper.evaluation.results import ArmResults, final_score
 from esper.evaluation.statistics import estimate, performance_profile
 
@@ -20,15 +20,20 @@ COST_AXES = {"parameters": ("parameters at the end", 1.0), "flops": ("GFLOPs of 
 
 
 def arm_style(arm: str) -> dict[str, Any]:
-    """Colour and marker of an arm, the same in all plots; the learned controller stands out."""
+    """Colour and marker of an arm, the same in all plots; the learned controller stands out.
+
+    An arm with a number in its name has the colour of the arm without it, and an empty marker.
+    """
     names = [name for name in ARMS if name != "ppo"]
     if arm == "ppo":
         return {"color": "black", "marker": "*", "markersize": 12}
-    index = names.index(arm) if arm in names else len(names) + len(arm)
+    base = base_name(arm)
+    index = names.index(base) if base in names else len(names) + len(base)
     return {
         "color": ARM_COLORS[index % len(ARM_COLORS)],
         "marker": ARM_MARKERS[index % len(ARM_MARKERS)],
         "markersize": 6,
+        **({} if base == arm else {"markerfacecolor": "white"}),
     }
 
 

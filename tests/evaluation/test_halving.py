@@ -83,6 +83,14 @@ def test_a_search_too_short_for_a_whole_episode_measures_no_finalists() -> None:
     assert choose_finalist(choice, Recorder(), finalists=3, seeds=3) is choice
 
 
+def test_a_single_finalist_is_not_measured_again() -> None:
+    measure = Recorder()
+    choice = halve(count(), measure, [1, 4])[-1]
+    measured = len(measure.trials)
+    assert choose_finalist(choice, measure, finalists=3, seeds=3) is choice
+    assert [trial.seed for trial in measure.trials[measured:]] == [2], "its own trial, which a store has"
+
+
 def test_a_grid_is_measured_for_a_quarter_and_its_best_two_for_the_whole_budget() -> None:
     measure = Recorder({(5, 1.0, 2): -3.0})
     choice = search_grid([1, 5, 4, 3], measure)
