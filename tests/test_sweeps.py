@@ -219,13 +219,14 @@ def test_several_processes_in_a_job_are_refused_only_under_joblib() -> None:
 @pytest.mark.parametrize("path", sorted((CONF / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_sweep_preset_opens_with_its_command_and_its_jobs_compose(path: Path) -> None:
     text = path.read_text()
-    assert f"# python -m esper.run -m +experiment=cifar_ppo +sweep={path.stem}" in text
+    experiment = "cifar_batches_ppo" if path.stem == "ablations" else "cifar_ppo"
+    assert f"# python -m esper.run -m +experiment={experiment} +sweep={path.stem}" in text
     for key, values in OmegaConf.load(path).hydra.sweeper.params.items():
         for value in values.replace("],[", "]|[").split("|") if "[" in values else str(values).split(","):
             compose_config("run", ["+experiment=cifar_ppo", f"{key}={value}"])
 
 
-@pytest.mark.parametrize("experiment", ["cifar_ppo", "oracle_noisy"])
+@pytest.mark.parametrize("experiment", ["cifar_batches_ppo", "oracle_noisy"])
 def test_every_ablation_changes_only_its_own_group_of_an_experiment(experiment: str) -> None:
     groups = {
         "value_target_rest": "ppo", "unmasked": "policy", "reward_shaped": "reward", "all_actions": "actions",

@@ -74,8 +74,8 @@ class GatedController:
         for slot in free if view.step >= self._earliest * view.steps - SHARE_TOLERANCE else ():
             if is_legal(space, masks, env, Op.GERMINATE, slot):
                 used = tuple(slot == other or old for other, old in zip(space.slots, state.is_used, strict=True))
-                options = {"slot": slot, "blueprint": self._blueprint, "blend": Blend.ADD.name}
-                return make_action(space, Op.GERMINATE, **options), replace(state, is_used=used)
+                action = make_action(space, Op.GERMINATE, slot=slot, blueprint=self._blueprint, blend=Blend.ADD.name)
+                return action, replace(state, is_used=used)
         for column, slot in enumerate(space.slots):
             op = self._judge(observation, env, column, state)
             if is_legal(space, masks, env, op, slot):

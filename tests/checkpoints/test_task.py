@@ -4,7 +4,8 @@ from esper.config import compose_config
 
 def test_differences_of_tasks_are_described_by_key_and_by_host() -> None:
     blind, mixed = (
-        task_settings(compose_config("evaluate", [f"+experiment={name}"])) for name in ("cifar_ppo", "cifar_mixed_ppo")
+        task_settings(compose_config("evaluate", [f"+experiment={name}"]))
+        for name in ("cifar_batches_ppo", "cifar_mixed_ppo")
     )
     assert describe_differences(blind, blind) == describe_differences(mixed, mixed) == []
     assert describe_differences(blind, {**mixed, "environment.steps": 7}) == [

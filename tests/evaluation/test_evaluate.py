@@ -30,7 +30,7 @@ from tests.fixtures_environment import SMALL, config, text_config
 from tests.fixtures_process import CommandProcess
 
 QUICK = [*SMALL, "environment.steps=6", "episodes=3"]
-BUDGET = ("environment=budget", "environment.budget=1")
+BUDGET = ("environment=budget", "environment.batches=null", "environment.budget=1")
 
 
 def run_command(where: Path, *overrides: str) -> None:
