@@ -329,9 +329,9 @@ def test_a_run_that_lost_a_worker_was_interrupted_and_was_killed_resumes_to_the_
     tmp_path: Path,
 ) -> None:
     whole, directory = tmp_path / "whole", tmp_path / "run"
-    start(tmp_path, *TINY, "rounds=7", f"hydra.run.dir={whole}").finish()
+    start(tmp_path, *TINY, "rounds=16", f"hydra.run.dir={whole}").finish()
     common = (*TINY, "environment.workers=2", "callbacks.checkpoints.every=1", "callbacks.dashboard=null")
-    process = WorkerRun(tmp_path, *common, "rounds=7", f"hydra.run.dir={directory}")
+    process = WorkerRun(tmp_path, *common, "rounds=16", f"hydra.run.dir={directory}")
     wait_for_round(directory, 1, process)
     workers = process.workers()
     assert len(workers) == 2
