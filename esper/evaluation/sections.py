@@ -91,7 +91,7 @@ def pick_reference(task: TaskResults, wanted: str | None) -> str:
 def _question(tasks: Sequence[TaskResults], references: Mapping[str, str], primary: str | None) -> list[Block]:
     blocks: list[Block] = [
         Paragraph(
-            "Does the growth that one controller decides on beat other uses of the same training steps, per parameter "
+            "Does the growth that one controller decides on beat other uses of the same training, per parameter "
             "and per FLOP? All arms run on the same episode seeds: the same initial weights, data order and "
             "augmentation; only the decisions about growth differ."
         )

@@ -7,8 +7,7 @@ without seeds, and times are shares of the budget. A value that was not measured
 import torch
 from torch import Tensor
 
-from esper.lifecycle import Blend, Op, Stage
-from esper.observation.features import Feature, FeatureSet, column, mark_missing, one_hot, share_of_steps, stage_share
+from esper.observation.features import BASE, PER_SLOT, Feature, FeatureSet, column, mark_missing
 from esper.observation.view import HISTORY, ClockView, View
 
 LOG_SCALE = 3.0  # ln of a factor of 20 is 3
@@ -37,6 +36,12 @@ def _relative(loss: Tensor, to: Tensor) -> Tensor:
     """A loss relative to another, [envs], at most 2; non-finite values are 2."""
     ratio = torch.nan_to_num(loss / to, nan=2.0, posinf=2.0).clamp(max=2)
     return mark_missing(loss, ratio)
+
+
+def _shared(table: tuple[Feature, ...], *names: str) -> tuple[Feature, ...]:
+    """Features of the set `absolute` that have no scale either, in the order of `names`."""
+    by_name = {feature.name: feature for feature in table}
+    return tuple(by_name[name] for name in names)
 
 
 _BASE: tuple[Feature, ...] = (
@@ -83,58 +88,17 @@ _BASE: tuple[Feature, ...] = (
         "the latest validation losses, oldest first, / loss at chance level",
     ),
     Feature("fresh", 1, lambda v: column(_clock(v).fresh), "1 if the last step was measured"),
-    Feature("stale", 1, lambda v: share_of_steps(v.stale, v), "steps since the best score, as a share of the episode"),
+    *_shared(BASE, "stale"),
     Feature(
         "growth",
         1,
         lambda v: column(_log(v.now.parameters / v.host_parameters)),
         "ln(parameters / host parameters) / 3",
     ),
-    Feature(
-        "health",
-        1,
-        lambda v: column(mark_missing(v.now.health, v.now.health)),
-        "health of the host's gradients, 0 to 1",
-    ),
-    Feature(
-        "training",
-        1,
-        lambda v: column(stage_share(v, Stage.GERMINATED, Stage.TRAINING)),
-        "share of slots in GERMINATED or TRAINING",
-    ),
-    Feature("blending", 1, lambda v: column(stage_share(v, Stage.BLENDING)), "share of slots in BLENDING"),
-    Feature("holding", 1, lambda v: column(stage_share(v, Stage.HOLDING)), "share of slots in HOLDING"),
-    Feature("fossilized", 1, lambda v: column(stage_share(v, Stage.FOSSILIZED)), "share of slots in FOSSILIZED"),
-    Feature(
-        "last_op",
-        len(Op),
-        lambda v: one_hot(v.last_op, len(Op)),
-        "op of the last step, one-hot; zeros before the first step",
-    ),
-    Feature("rollback", 1, lambda v: column(v.rollback), "1 if the governor rolled the host back in the last step"),
+    *_shared(BASE, "health", "training", "blending", "holding", "fossilized", "last_op", "rollback"),
 )
 _PER_SLOT: tuple[Feature, ...] = (
-    Feature("stage", len(Stage), lambda v: one_hot(v.slots.stage, len(Stage)), "stage, one-hot"),
-    Feature(
-        "blend",
-        len(Blend),
-        lambda v: one_hot(v.slots.blend, len(Blend)),
-        "blend operator, one-hot; zeros without a seed",
-    ),
-    Feature("alpha", 1, lambda v: column(v.slots.alpha), "how much of the seed is blended in, 0 to 1"),
-    Feature("alpha_target", 1, lambda v: column(v.slots.alpha_target), "value that alpha moves to"),
-    Feature(
-        "ramp",
-        1,
-        lambda v: column(v.slots.ramp_done / v.slots.ramp_ticks.clamp(min=1)),
-        "finished share of the current alpha ramp",
-    ),
-    Feature(
-        "steps_in_stage",
-        1,
-        lambda v: share_of_steps(v.slots.steps_in_stage, v),
-        "steps in this stage, as a share of the episode",
-    ),
+    *_shared(PER_SLOT, "stage", "blend", "alpha", "alpha_target", "ramp", "steps_in_stage"),
     Feature(
         "age",
         1,
@@ -147,14 +111,7 @@ _PER_SLOT: tuple[Feature, ...] = (
         lambda v: column(_gain(v.now.loss_contribution, v)),
         "latest loss without the seed minus loss with it, / loss at chance level, x 10",
     ),
-    Feature(
-        "contribution_age",
-        1,
-        lambda v: column(
-            torch.where(v.slots.contribution_age < 0, -1.0, share_of_steps(v.slots.contribution_age, v)[..., 0])
-        ),
-        "steps since the contribution was measured, as a share of the episode",
-    ),
+    *_shared(PER_SLOT, "contribution_age"),
     Feature(
         "isolated_gain",
         1,
@@ -167,29 +124,13 @@ _PER_SLOT: tuple[Feature, ...] = (
         lambda v: column(_log(v.now.seed_gradient_norm / v.now.gradient_norm.unsqueeze(1))),
         "ln(gradient norm of the seed / that of the host) / 3",
     ),
-    Feature(
-        "health",
-        1,
-        lambda v: column(mark_missing(v.slots.health, v.slots.health)),
-        "health of the seed's gradients, 0 to 1",
-    ),
-    Feature(
-        "size",
-        1,
-        lambda v: column((v.seed_parameters / v.host_parameters[:, None]).log1p().clamp(max=3) / LOG_SCALE),
-        "ln(1 + seed parameters / host parameters) / 3",
-    ),
+    *_shared(PER_SLOT, "health", "size"),
     Feature(
         "cost",
         1,
         lambda v: column(_clock(v).seed_cost.log1p().clamp(max=6) / LOG_SCALE),
         "ln(1 + training FLOPs of the seed / those of the host) / 3",
     ),
-    Feature(
-        "last",
-        1,
-        lambda v: column(one_hot(v.last_slot, v.slots.stage.shape[1])),
-        "1 if the last op used this slot",
-    ),
+    *_shared(PER_SLOT, "last"),
 )
 SCALE_FREE = FeatureSet("scale_free", _BASE, _PER_SLOT)
