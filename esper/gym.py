@@ -138,7 +138,8 @@ class GymnasiumVectorEnv:
         if not self._features or not all(0 <= index < width for index in self._features):
             raise ValueError(f"environment.features={self._features}: must be indices from 0 to {width - 1}.")
         options = tuple(str(index) for index in range(int(actions.n)))
-        self.layout = Layout(len(self._features), 0, (name,), (), {"op": options}, {"op": options})
+        columns = tuple(f"feature[{index}]" for index in self._features)
+        self.layout = Layout(columns, (), (), (name,), (), {"op": options}, {"op": options})
         self.name, self.envs, self.steps, self._first_action = name, envs, int(limit), int(actions.start)
 
     def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
@@ -184,9 +185,14 @@ class GymnasiumVectorEnv:
         for index, env in enumerate(self._envs):
             if env.has_wrapper_attr("action_masks") and not self._ended[index]:
                 op[index] = torch.from_numpy(np.asarray(env.get_wrapper_attr("action_masks")(), dtype=bool))
-        no_slot_features = torch.zeros(self.envs, 1, 0)
-        masks = Masks(op, torch.zeros(*op.shape, 1, dtype=torch.bool), {})
-        return PolicyInputs(base, no_slot_features, torch.zeros(self.envs, 1, dtype=torch.int64), masks)
+        return PolicyInputs(
+            base=base,
+            slots=torch.zeros(self.envs, 1, 0),
+            blueprints=torch.zeros(self.envs, 1, dtype=torch.int64),
+            exists=torch.ones(self.envs, 1, dtype=torch.bool),
+            candidates=torch.zeros(self.envs, 1, 0, 0),
+            masks=Masks(op, torch.zeros(*op.shape, 1, dtype=torch.bool), {}),
+        )
 
 
 def _import_modules(name: str) -> None:

@@ -2,6 +2,8 @@
 
 from esper.blueprints import cnn, transformer
 from esper.blueprints.registry import (
+    GLOBAL,
+    KINDS,
     Blueprint,
     add_missing,
     blueprint,
@@ -12,6 +14,8 @@ from esper.blueprints.registry import (
 )
 
 __all__ = [
+    "GLOBAL",
+    "KINDS",
     "Blueprint",
     "add_missing",
     "blueprint",

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.blueprints.layers import FadedNorm, Residual
-from esper.blueprints.registry import register
+from esper.blueprints.registry import GLOBAL, register
 from esper.flops import Flops, conv_flops, linear_flops
 
 GROUP_CHANNELS = 16  # minimum per group, if there are as many channels; the statistics of smaller groups are noisy
@@ -36,7 +36,14 @@ def _conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, groups=groups, bias=False)
 
 
-@register("cnn", "norm", lambda c: 2 * c + 1, "group normalisation, faded in by a learned scale", lambda c, p: Flops())
+@register(
+    "cnn",
+    "norm",
+    lambda c: 2 * c + 1,
+    "group normalisation, faded in by a learned scale",
+    lambda c, p: Flops(),
+    kinds=["normalising"],
+)
 def group_norm(channels: int) -> nn.Module:
     return FadedNorm(_norm(channels))
 
@@ -47,6 +54,8 @@ def group_norm(channels: int) -> nn.Module:
     lambda c: 2 * c * max(1, c // 4) + c,
     "squeeze-excite: a gate per channel, initialised to 1",
     lambda c, p: linear_flops(c, max(1, c // 4)) + linear_flops(max(1, c // 4), c),
+    kinds=["gating"],
+    reach=GLOBAL,
 )
 class SqueezeExcite(nn.Module):
     def __init__(self, channels: int, reduction: int = 4) -> None:
@@ -68,6 +77,8 @@ class SqueezeExcite(nn.Module):
     lambda c: c * c + 11 * c,
     "depthwise 3x3, then 1x1",
     lambda c, p: conv_flops(c, c, 3, p, groups=c) + conv_flops(c, c, 1, p),
+    kinds=["spatial", "channel_mixing"],
+    reach=1,
 )
 def depthwise(channels: int) -> nn.Module:
     return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 3, channels), _conv(channels, channels, 1))
@@ -85,6 +96,8 @@ def _inner(channels: int) -> int:
     lambda c, p: (
         conv_flops(c, _inner(c), 1, p) + conv_flops(_inner(c), _inner(c), 3, p) + conv_flops(_inner(c), c, 1, p)
     ),
+    kinds=["spatial", "channel_mixing"],
+    reach=1,
 )
 def bottleneck(channels: int) -> nn.Module:
     inner = _inner(channels)
@@ -99,12 +112,27 @@ def bottleneck(channels: int) -> nn.Module:
     )
 
 
-@register("cnn", "conv_small", lambda c: c * c + 2 * c, "1x1 convolution", lambda c, p: conv_flops(c, c, 1, p))
+@register(
+    "cnn",
+    "conv_small",
+    lambda c: c * c + 2 * c,
+    "1x1 convolution",
+    lambda c, p: conv_flops(c, c, 1, p),
+    kinds=["channel_mixing"],
+)
 def conv_small(channels: int) -> nn.Module:
     return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 1))
 
 
-@register("cnn", "conv_light", lambda c: 9 * c * c + 2 * c, "3x3 convolution", lambda c, p: conv_flops(c, c, 3, p))
+@register(
+    "cnn",
+    "conv_light",
+    lambda c: 9 * c * c + 2 * c,
+    "3x3 convolution",
+    lambda c, p: conv_flops(c, c, 3, p),
+    kinds=["spatial", "channel_mixing"],
+    reach=1,
+)
 def conv_light(channels: int) -> nn.Module:
     return Residual(_norm(channels), nn.ReLU(), _conv(channels, channels, 3))
 
@@ -115,6 +143,8 @@ def conv_light(channels: int) -> nn.Module:
     lambda c: 18 * c * c + 4 * c,
     "two 3x3 convolutions",
     lambda c, p: conv_flops(c, c, 3, p) + conv_flops(c, c, 3, p),
+    kinds=["spatial", "channel_mixing"],
+    reach=2,
 )
 def conv_heavy(channels: int) -> nn.Module:
     return Residual(

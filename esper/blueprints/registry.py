@@ -1,6 +1,7 @@
 """The registry of blueprints, by topology and name."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from torch import nn
 from esper.flops import Flops
 
 Factory = Callable[..., nn.Module]
+KINDS = ("spatial", "channel_mixing", "normalising", "gating", "sequence")  # what a seed can do to features
+GLOBAL = math.inf  # reach of a seed that sees all positions
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class Blueprint:
         parameters: number of parameters, from the number of channels
         factory: builds the module: (channels, **arguments) -> nn.Module
         flops: cost of one sample, from the number of channels and of positions (pixels or tokens); None measures it
+        kinds: what it does to features, of KINDS; controllers see it
+        reach: how many positions away it sees, such as 1 for a 3x3 convolution; GLOBAL is all of them
     """
 
     name: str
@@ -30,6 +35,17 @@ class Blueprint:
     parameters: Callable[[int], int]
     factory: Factory
     flops: Callable[[int, int], Flops] | None = None
+    kinds: tuple[str, ...] = ()
+    reach: float = 0
+
+    def __post_init__(self) -> None:
+        if unknown := [kind for kind in self.kinds if kind not in KINDS]:
+            raise ValueError(
+                f"{self.topology} blueprint {self.name}: kind {', '.join(unknown)} is unknown; allowed are "
+                f"{', '.join(KINDS)}."
+            )
+        if not self.reach >= 0:
+            raise ValueError(f"{self.topology} blueprint {self.name}: reach={self.reach} must be at least 0.")
 
     def build(self, channels: int, **arguments: object) -> nn.Module:
         """A new module for `channels` channels: it keeps the shape, is the identity, and has a non-zero gradient."""
@@ -52,6 +68,9 @@ def register(
     parameters: Callable[[int], int],
     description: str,
     flops: Callable[[int, int], Flops] | None = None,
+    *,
+    kinds: Sequence[str] = (),
+    reach: float = 0,
 ) -> Callable[[Factory], Factory]:
     """Decorator that registers a factory (channels, **arguments) -> nn.Module; the arguments are those of Blueprint."""
 
@@ -59,7 +78,7 @@ def register(
         family = _REGISTRY.setdefault(topology, {})
         if name in family:
             raise ValueError(f"{topology} blueprint {name} is already registered; choose another name.")
-        family[name] = Blueprint(name, topology, description, parameters, factory, flops)
+        family[name] = Blueprint(name, topology, description, parameters, factory, flops, tuple(kinds), reach)
         return factory
 
     return add

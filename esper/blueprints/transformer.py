@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.blueprints.layers import FadedNorm, Residual
-from esper.blueprints.registry import register
+from esper.blueprints.registry import GLOBAL, register
 from esper.flops import Flops, attention_flops, linear_flops
 
 
@@ -18,6 +18,7 @@ from esper.flops import Flops, attention_flops, linear_flops
     lambda d: 2 * d + 1,
     "layer normalisation, faded in by a learned scale",
     lambda d, p: Flops(),
+    kinds=["normalising"],
 )
 def layer_norm(channels: int) -> nn.Module:
     return FadedNorm(nn.LayerNorm(channels))
@@ -29,6 +30,7 @@ def layer_norm(channels: int) -> nn.Module:
     lambda d: 16 * d,
     "residual linear layer of rank 8",
     lambda d, p: linear_flops(d, 8, p) + linear_flops(8, d, p),
+    kinds=["channel_mixing"],
 )
 def lora(channels: int, rank: int = 8) -> nn.Module:
     return Residual(nn.Linear(channels, rank, bias=False), nn.Linear(rank, channels, bias=False))
@@ -40,6 +42,7 @@ def lora(channels: int, rank: int = 8) -> nn.Module:
     lambda d: 64 * d,
     "residual linear layer of rank 32",
     lambda d, p: linear_flops(d, 32, p) + linear_flops(32, d, p),
+    kinds=["channel_mixing"],
 )
 def lora_large(channels: int, rank: int = 32) -> nn.Module:
     return lora(channels, rank)
@@ -66,6 +69,8 @@ class CausalAttention(nn.Module):
     lambda d: 4 * d * d + 4 * d,
     "causal self-attention, 4 heads",
     lambda d, p: linear_flops(d, 3 * d, p) + attention_flops(d, p) + linear_flops(d, d, p),
+    kinds=["sequence", "channel_mixing"],
+    reach=GLOBAL,
 )
 def attention(channels: int, heads: int = 4) -> nn.Module:
     return Residual(CausalAttention(channels, heads), nn.Linear(channels, channels))
@@ -77,6 +82,7 @@ def attention(channels: int, heads: int = 4) -> nn.Module:
     lambda d: 4 * d * d + 3 * d,
     "two linear layers, hidden width 2x",
     lambda d, p: linear_flops(d, 2 * d, p) + linear_flops(2 * d, d, p),
+    kinds=["channel_mixing"],
 )
 def mlp_small(channels: int, expansion: int = 2) -> nn.Module:
     hidden = expansion * channels
@@ -89,6 +95,7 @@ def mlp_small(channels: int, expansion: int = 2) -> nn.Module:
     lambda d: 8 * d * d + 5 * d,
     "two linear layers, hidden width 4x",
     lambda d, p: linear_flops(d, 4 * d, p) + linear_flops(4 * d, d, p),
+    kinds=["channel_mixing"],
 )
 def mlp(channels: int, expansion: int = 4) -> nn.Module:
     return mlp_small(channels, expansion)
@@ -113,6 +120,8 @@ class Window(nn.Module):
     lambda d: 5 * d * d + 2 * d,
     "two linear layers over the last four positions",
     lambda d, p: linear_flops(4 * d, d, p) + linear_flops(d, d, p),
+    kinds=["sequence", "channel_mixing"],
+    reach=3,
 )
 def window(channels: int, size: int = 4) -> nn.Module:
     hidden = nn.Linear(size * channels, channels)

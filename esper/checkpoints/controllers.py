@@ -15,7 +15,7 @@ from esper.checkpoints.origin import TrainingOrigin, checkpoint_label, find_chec
 from esper.checkpoints.task import LOCAL_KEYS, TASK, task_settings
 from esper.command_line import override_key
 from esper.config import build, grows_hosts
-from esper.controllers import Policy
+from esper.controllers import Policy, check_transferable, describe_differences, known_options, map_weights
 from esper.lifecycle import Layout
 from esper.ppo import AtomicCheckpointIO, Checkpoint, CheckpointMetadata, TrainingHistory, read_checkpoint
 
@@ -49,6 +49,7 @@ class TrainedController:
 
     label: str  # name in episode records: the path of the checkpoint, or pretrained/...
     policy: Policy
+    differences: Sequence[str]  # what it does not know of this task, or knows that the task does not have
     weights_digest: str
     training_digest: str  # of task and settings; controllers with equal digests differ only in their seed
     task: Mapping[str, Any]  # flat settings of the task that it was trained on
@@ -63,12 +64,14 @@ def load_controller(name: str, layout: Layout) -> TrainedController:
     check_transferable(metadata.layout, layout, f"ckpt={path}")
     policy: Policy = build(origin.config.policy, layout=layout, _partial_=False, compile=None)
     weights = _policy_weights(checkpoint)
-    try:
-        policy.load_state_dict(weights)
-    except RuntimeError:
+    mapped = map_weights(metadata.layout, weights, policy)
+    unmapped = [key for key in _missing(mapped, policy) if not _is_new_head(key, metadata.layout)]
+    if unmapped:
         raise ValueError(
-            f"ckpt={path}: its weights do not fit the policy in its configuration ({origin.place})."
-        ) from None
+            f"ckpt={path}: its weights do not fit the policy in its configuration ({origin.place}): {unmapped[0]}."
+        )
+    policy.load_state_dict(mapped, strict=False)
+    policy.known = known_options(metadata.layout, layout)
     info = TrainingInfo(
         weights=_digest(weights),
         seed=metadata.seed,
@@ -79,7 +82,19 @@ def load_controller(name: str, layout: Layout) -> TrainedController:
     )
     task = {**task_settings(origin.config), "slots.blueprints": list(metadata.layout.blueprints)}
     digest = _training_digest(task, origin.config)
-    return TrainedController(checkpoint_label(name), policy.eval(), info.weights, digest, task, info)
+    differences = describe_differences(metadata.layout, layout)
+    return TrainedController(checkpoint_label(name), policy.eval(), differences, info.weights, digest, task, info)
+
+
+def _missing(weights: Mapping[str, Tensor], policy: Policy) -> list[str]:
+    """Names of the policy's weights that are not among `weights` in the right shape."""
+    expected = policy.state_dict()
+    return [key for key, value in expected.items() if key not in weights or weights[key].shape != value.shape]
+
+
+def _is_new_head(key: str, saved: Layout) -> bool:
+    """Whether a weight belongs to a head that a checkpoint does not have."""
+    return key.startswith("heads.") and key.split(".")[1] not in saved.options
 
 
 def _training_digest(task: Mapping[str, Any], config: DictConfig) -> str:
@@ -110,18 +125,18 @@ def load_start_weights(name: str, policy: Policy) -> dict[str, float | None]:
     path = find_checkpoint(name, "start")
     checkpoint = read_checkpoint(path)
     check_transferable(checkpoint.metadata.layout, policy.layout, f"start={name}")
-    weights = {key: value for key, value in _policy_weights(checkpoint).items() if not key.startswith(CRITIC_PREFIX)}
-    expected = {key: value for key, value in policy.state_dict().items() if not key.startswith(CRITIC_PREFIX)}
-    if any(_shape(weights, key) != _shape(expected, key) for key in {**weights, **expected}):
+    saved = checkpoint.metadata.layout
+    mapped = map_weights(saved, _policy_weights(checkpoint), policy)
+    weights = {key: value for key, value in mapped.items() if not key.startswith(CRITIC_PREFIX)}
+    unmapped = [key for key in _missing(mapped, policy) if not _is_new_head(key, saved)]
+    if unmapped:
         sizes = checkpoint.metadata.sizes
         different = [f"policy.{key}={value}" for key, value in sizes.items() if policy.sizes[key] != value]
-        raise ValueError(f"start={name}: must have the network of this run, but has {', '.join(different)}.")
+        raise ValueError(
+            f"start={name}: must have the network of this run, but has {', '.join(different) or unmapped[0]}."
+        )
     policy.load_state_dict(weights, strict=False)
     return _total_cost(read_origin(path), checkpoint.metadata, policy)
-
-
-def _shape(weights: Mapping[str, Tensor], key: str) -> tuple[int, ...] | None:
-    return tuple(weights[key].shape) if key in weights else None
 
 
 def load_controllers(names: Sequence[str], layout: Layout) -> list[TrainedController]:
@@ -189,28 +204,3 @@ def _digest(weights: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(weights[name].cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def check_transferable(saved: Layout, current: Layout, argument: str) -> None:
-    """Refuse a policy that cannot act in this layout: all must be equal except for the names of slots.
-
-    `argument` is the key and value that name the policy on the command line.
-    """
-    if len(saved.slots) != len(current.slots):
-        raise ValueError(
-            f"{argument}: was trained with {len(saved.slots)} slots ({', '.join(saved.slots)}), but this task has "
-            f"{len(current.slots)} ({', '.join(current.slots)}); slots.names can select the same number."
-        )
-    for head in {**saved.options, **current.options}:
-        before, now = saved.options.get(head, ()), current.options.get(head, ())
-        if head != "slot" and before != now:
-            raise ValueError(
-                f"{argument}: was trained with {head} options {', '.join(before) or 'none'}, but this task has "
-                f"{', '.join(now) or 'none'}; actions and slots.blueprints must be those of its training."
-            )
-    for key in ("base", "slot", "blueprints", "users"):
-        if getattr(saved, key) != getattr(current, key):
-            raise ValueError(
-                f"{argument}: was trained with {key}={getattr(saved, key)}, but this task has "
-                f"{key}={getattr(current, key)}."
-            )

@@ -1,11 +1,12 @@
 """Controllers: what decides about growth."""
 
+from esper.controllers.contract import check_transferable, describe_differences, known_options, map_weights
 from esper.controllers.controller import Controller, is_legal, make_action
 from esper.controllers.distribution import FactoredDistribution, Logits
 from esper.controllers.fragrow import FragrowController
 from esper.controllers.gated import GatedController
 from esper.controllers.heuristic import HeuristicController
-from esper.controllers.policy import LSTMState, Policy
+from esper.controllers.policy import EpisodeContext, LSTMState, Policy
 from esper.controllers.policy_controller import PermutedPolicyController, PolicyController, PolicyDecision, PolicyMemory
 from esper.controllers.random_controller import RandomController, calibrate_rates
 from esper.controllers.schedule import ScheduleController, ScheduleEntry, keeps_every_seed, random_schedule
@@ -14,6 +15,7 @@ from esper.controllers.statistics import Moments, RunningStatistics
 
 __all__ = [
     "Controller",
+    "EpisodeContext",
     "FactoredDistribution",
     "FragrowController",
     "GatedController",
@@ -33,8 +35,12 @@ __all__ = [
     "ScheduleController",
     "ScheduleEntry",
     "calibrate_rates",
+    "check_transferable",
+    "describe_differences",
     "is_legal",
     "keeps_every_seed",
+    "known_options",
     "make_action",
+    "map_weights",
     "random_schedule",
 ]

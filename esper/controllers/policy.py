@@ -1,7 +1,12 @@
-"""The factored LSTM actor-critic: feature network, LSTM, one output network per head, and a critic V(s)."""
+"""The factored LSTM actor-critic for any number of slots and any list of blueprints.
 
+Every slot passes the same encoder, slots exchange information as a set, and a slot is chosen by a pointer. A blueprint
+is chosen by how well its descriptor in that slot matches the state. No weight belongs to the index of a slot.
+"""
+
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 import torch
@@ -11,12 +16,29 @@ from torch import Tensor, nn
 
 from esper.arguments import LayerCount
 from esper.controllers.distribution import FactoredDistribution, Logits
+from esper.controllers.slot_encoder import CandidateEncoder, SlotEncoder
 from esper.controllers.statistics import Moments, RunningStatistics
 from esper.lifecycle import Layout, Masks
 from esper.observation import PolicyInputs
 
 LSTMState = tuple[Tensor, Tensor]  # hidden and cell, each [layers, envs, hidden]
 MIN_HEAD_HIDDEN = 32  # hidden units of a head, unless `head_hidden` is set
+
+
+@dataclass(frozen=True)
+class EpisodeContext:
+    """What a policy knows of whole episodes."""
+
+    exists: Tensor  # bool [envs, slots]
+    candidates: Tensor  # [envs, slots, blueprints, columns]
+    named: Tensor  # bool [envs, blueprints], whether the policy sees the name of a blueprint
+
+    def __getitem__(self, rows: Tensor) -> "EpisodeContext":
+        """The context of some episodes."""
+        return EpisodeContext(*(getattr(self, each.name)[rows] for each in fields(self)))
+
+    def to(self, device: torch.device) -> "EpisodeContext":
+        return EpisodeContext(*(getattr(self, each.name).to(device) for each in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -32,16 +54,19 @@ class Policy(nn.Module):
     """The network: action logits, state values, and the statistics that normalise its inputs.
 
     Arguments:
-        layout: sizes of the inputs, heads and their options
+        layout: names of the inputs, heads and their options
         hidden: width of the feature network and of the LSTM
         depth: layers of the feature network; all but the first are residual
         layers: layers of the LSTM, whose output is added to the features; 0 is a policy without memory
         head_hidden: hidden units of each head; None is half of `hidden`, at least 32
-        embedding: width of a blueprint's embedding
-        slot_width: width of the features of a slot
+        embedding: width of the encoding of a blueprint
+        slot_width: width of the encoding of a slot
+        attention: attention heads between slots; 0 is none, slots are then pooled only
+        group_dropout: share of training episodes in which each optional group of features is missing
+        name_dropout: share of training episodes in which the name of each blueprint is unknown
         gains: gains of the orthogonal initialisation of hidden layers, policy outputs and value output
         forget_bias: initial bias of the LSTM's forget gates; above 0, the LSTM remembers from the start
-        floors: minimum probability of a legal option, by head; None is none
+        floors: minimum probability of a legal option while training episodes are collected, by head; None is none
         validate: check masks and logits for every distribution
         momentum: weight of the newest moments in the observation statistics; None weighs every sample equally
         min_std: minimum standard deviation that features are divided by
@@ -60,6 +85,9 @@ class Policy(nn.Module):
         head_hidden: int | None,
         embedding: int,
         slot_width: int,
+        attention: Annotated[int, Ge(0), Le(64)],
+        group_dropout: Annotated[float, Ge(0), Le(1)],
+        name_dropout: Annotated[float, Ge(0), Le(1)],
         gains: Mapping[str, float],
         forget_bias: float,
         floors: Mapping[str, float] | None,
@@ -68,62 +96,76 @@ class Policy(nn.Module):
         min_std: float,
         clip: float,
         compile: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None,
-        masked: bool = True,  # the default is for checkpoints that do not have this setting
+        masked: bool,
     ) -> None:
         super().__init__()
-        min_sizes = {"hidden": 1, "depth": 1, "layers": 0, "embedding": 1, "slot_width": 1, "head_hidden": 1}
         inner = max(MIN_HEAD_HIDDEN, hidden // 2) if head_hidden is None else head_hidden
-        sizes = (hidden, depth, layers, embedding, slot_width, inner)
-        self.sizes = dict(zip(min_sizes, sizes, strict=True))  # for checkpoints
-        for key, value in self.sizes.items():
-            if value < min_sizes[key]:
-                raise ValueError(f"policy.{key}={value}: must be at least {min_sizes[key]}.")
-        floors = floors or {}
-        unknown = set(floors) - set(layout.head_names)
-        if unknown or not all(0 <= floor < 1 for floor in floors.values()):
-            raise ValueError(
-                f"policy.floors={dict(floors)}: must be in [0, 1) by head, of {', '.join(layout.head_names)}."
-            )
-        self.layout = layout
-        self.masked = masked
-        self._validate, self._floors, self._min_std, self._clip = validate, dict(floors), min_std, clip
-        ops, slots = len(layout.ops), len(layout.slots)
-        self.base_statistics = RunningStatistics(layout.base, momentum)
-        self.slot_statistics = RunningStatistics(layout.slot, momentum)
-        self.blueprint = nn.Embedding(len(layout.blueprints) + 1, embedding)
-        self.slot = nn.Linear(layout.slot + embedding + slots, slot_width)
-        self.features = nn.ModuleList([nn.Linear(layout.base + slots * slot_width, hidden)])
+        self.sizes = {
+            "hidden": hidden,
+            "depth": depth,
+            "layers": layers,
+            "embedding": embedding,
+            "slot_width": slot_width,
+            "head_hidden": inner,
+            "attention": attention,
+        }  # for checkpoints
+        self.layout, self.masked = layout, masked
+        self.group_dropout, self.name_dropout = group_dropout, name_dropout
+        self._check(floors or {})
+        self._validate, self._floors, self._min_std, self._clip = validate, dict(floors or {}), min_std, clip
+        self.base_statistics = RunningStatistics(len(layout.base), momentum)
+        self.slot_statistics = RunningStatistics(len(layout.slot), momentum)
+        self.candidates, self.slot = None, None
+        if layout.slot:  # other environments have features of slots no more than blueprints
+            self.candidates = CandidateEncoder(len(layout.candidate), len(layout.blueprints), embedding)
+            self.slot = SlotEncoder(len(layout.slot) + embedding, slot_width, attention)
+        summary = 0 if self.slot is None else self.slot.summary_width
+        self.features = nn.ModuleList([nn.Linear(len(layout.base_inputs) + summary, hidden)])
         self.features.extend(nn.Linear(hidden, hidden) for _ in range(depth - 1))
         self.norm = nn.LayerNorm(hidden)  # the only norm: it prevents saturation of the LSTM's gates
         self.memory = nn.LSTM(hidden, hidden, layers, batch_first=True) if layers else None
-        inputs = {"op": hidden, "slot": hidden + slot_width}
-        outputs = {"slot": ops}  # one logit per op for each slot
-        self.heads = nn.ModuleDict(
-            {
-                head: _mlp(
-                    inputs.get(head, hidden + slot_width + len(layout.users[head])),
-                    inner,
-                    outputs.get(head, len(options)),
-                )
-                for head, options in layout.options.items()
-            }
-        )
+        self.heads = nn.ModuleDict({head: self._make_head(head, inner) for head in layout.head_names})
         self.critic = _mlp(hidden, inner, 1)
         self._initialise(gains, forget_bias)
+        self.known: dict[str, Tensor] = {}  # bool [options] by head, of options that the policy may choose
         self.compile_mode = compile
         if compile is not None:
             self.compile(mode=None if compile == "default" else compile, dynamic=True, fullgraph=False)
 
+    def _check(self, floors: Mapping[str, float]) -> None:
+        for key, value in self.sizes.items():
+            least = 0 if key in ("layers", "attention") else 1
+            if value < least:
+                raise ValueError(f"policy.{key}={value}: must be at least {least}.")
+        width, attention = self.sizes["slot_width"], self.sizes["attention"]
+        if attention and width % attention:
+            raise ValueError(f"policy.attention={attention}: must divide policy.slot_width={width}.")
+        names = self.layout.head_names
+        if set(floors) - set(names) or not all(0 <= floor < 1 for floor in floors.values()):
+            raise ValueError(f"policy.floors={dict(floors)}: must be in [0, 1) by head, of {', '.join(names)}.")
+
+    def _make_head(self, head: str, inner: int) -> nn.Module:
+        """The output network of one head: of the core, for all but op also of a slot, and of the op."""
+        layout, hidden = self.layout, self.sizes["hidden"]
+        inputs = hidden if head == "op" else hidden + self.sizes["slot_width"]
+        if head == "blueprint":
+            return _mlp(inputs, inner, self.sizes["embedding"])  # a query that is compared with candidates
+        if head == "slot":
+            return _mlp(inputs, inner, len(layout.ops))  # one logit per op for each slot
+        return _mlp(inputs if head == "op" else inputs + len(layout.users[head]), inner, len(layout.options[head]))
+
     @property
     def flops(self) -> int:
-        """FLOPs of one decision: the matrix products of the linear layers and of the LSTM."""
-        slots = len(self.layout.slots)
-        passes = {"slot": slots} | {
-            head: slots * len(users) for head, users in self.layout.users.items() if head not in ("op", "slot")
-        }  # of heads that run more than once for a decision
-        single = [self.features, self.critic, *(head for name, head in self.heads.items() if name not in passes)]
-        total = sum(_count_weights(part) for part in single) + slots * _count_weights(self.slot)
-        total += sum(count * _count_weights(self.heads[name]) for name, count in passes.items() if name in self.heads)
+        """FLOPs of one decision: the matrix products of the linear layers, of the LSTM and of attention."""
+        slots, names = len(self.layout.slots), len(self.layout.blueprints)
+        passes = {head: slots * len(self.layout.users[head]) for head in self.layout.head_names}
+        passes |= {"op": 1, "slot": slots, "blueprint": slots}
+        total = _count_weights(self.features) + _count_weights(self.critic)
+        if self.slot is not None and self.candidates is not None:
+            total += slots * _count_weights(self.slot)
+            total += 2 * slots * slots * self.sizes["slot_width"] * bool(self.sizes["attention"])
+            total += slots * names * (_count_weights(self.candidates.describe) + self.sizes["embedding"])
+        total += sum(passes[name] * _count_weights(head) for name, head in self.heads.items())
         return 2 * (total + (0 if self.memory is None else _count_weights(self.memory)))
 
     def begin(self, envs: int) -> LSTMState:
@@ -131,12 +173,25 @@ class Policy(nn.Module):
         zeros = torch.zeros(self.sizes["layers"], envs, self.sizes["hidden"], device=self.norm.weight.device)
         return zeros, zeros.clone()
 
-    def forward(self, base: Tensor, slots: Tensor, blueprints: Tensor, state: LSTMState) -> PolicyOutput:
-        """Run sequences: base [envs, steps, features], slots [envs, steps, slots, features], both normalised."""
-        slot_ids = torch.eye(len(self.layout.slots), device=base.device).expand(*blueprints.shape, -1)
-        slot_features = F.relu(self.slot(torch.cat([slots, self.blueprint(blueprints), slot_ids], -1)))
-        features = torch.cat([base, slot_features.flatten(-2)], -1)
-        features = F.relu(self.features[0](features))
+    def forward(
+        self, base: Tensor, slots: Tensor, blueprints: Tensor, state: LSTMState, context: EpisodeContext
+    ) -> PolicyOutput:
+        """Run sequences.
+
+        Arguments:
+            base: [envs, steps, inputs], from `normalised`
+            slots: [envs, steps, slots, features], from `normalised`
+            blueprints: int64 [envs, steps, slots], 0 without a seed
+            state: of the LSTM before the first step
+            context: of the episodes
+        """
+        keys, encoded = None, slots
+        if self.slot is not None and self.candidates is not None:
+            keys = self.candidates(context.candidates, context.named)  # [envs, slots, blueprints, embedding]
+            exists = context.exists.unsqueeze(1).expand(-1, base.shape[1], -1)
+            encoded, summary = self.slot(torch.cat([slots, _select_keys(keys, blueprints)], -1), exists)
+            base = torch.cat([base, summary], -1)
+        features = F.relu(self.features[0](base))
         for layer in self.features[1:]:
             features = features + F.relu(layer(features))
         core = self.norm(features)
@@ -144,53 +199,82 @@ class Policy(nn.Module):
             memory, state = self.memory(core, state)
             core = core + memory
         value = self.critic(core).squeeze(-1)
-        return PolicyOutput(self._logits(core.flatten(0, 1), slot_features.flatten(0, 1)), value, state)
+        return PolicyOutput(self._logits(core, encoded, keys), value, state)
 
-    def _logits(self, core: Tensor, slot_features: Tensor) -> Logits:
-        """From core [B, hidden] and slot_features [B, slots, slot_width]."""
-        slots = slot_features.shape[1]
-        per_slot = torch.cat([core.unsqueeze(1).expand(-1, slots, -1), slot_features], -1)
+    def _logits(self, core: Tensor, encoded: Tensor, keys: Tensor | None) -> Logits:
+        """From core [envs, steps, hidden], slots [envs, steps, slots, slot_width] and keys of blueprints."""
+        slots = encoded.shape[2]
+        per_slot = torch.cat([core.unsqueeze(2).expand(-1, -1, slots, -1), encoded], -1)
         others = {}
         for head in self.layout.head_names:
-            if head not in ("op", "slot"):
+            if head == "blueprint":
+                assert keys is not None
+                query = self.heads[head](per_slot)  # [envs, steps, slots, embedding]
+                match = torch.einsum("etsd,eskd->etsk", query, keys) / math.sqrt(keys.shape[-1])
+                others[head] = match.flatten(0, 1).unsqueeze(1)
+            elif head not in ("op", "slot"):
                 users = len(self.layout.users[head])
-                op = torch.eye(users, device=core.device)[None, :, None].expand(len(core), -1, slots, -1)
-                others[head] = self.heads[head](torch.cat([per_slot.unsqueeze(1).expand(-1, users, -1, -1), op], -1))
+                rows = per_slot.flatten(0, 1).unsqueeze(1).expand(-1, users, -1, -1)
+                op = torch.eye(users, device=core.device)[None, :, None].expand(*rows.shape[:3], -1)
+                others[head] = self.heads[head](torch.cat([rows, op], -1))
+        core, per_slot = core.flatten(0, 1), per_slot.flatten(0, 1)
         if "slot" in self.layout.options:
             slot = self.heads["slot"](per_slot).transpose(1, 2)
         else:
             slot = core.new_zeros(len(core), len(self.layout.ops), slots)
         return Logits(self.heads["op"](core), slot, others)
 
-    def distribution(self, logits: Logits, masks: Masks, validate: bool | None = None) -> FactoredDistribution:
-        """The distribution over actions; `validate` overrides the policy's own setting."""
-        check = self._validate if validate is None else validate
-        return FactoredDistribution(logits, masks, self.layout, self._floors, check, self.masked)
+    def distribution(
+        self, logits: Logits, masks: Masks, validate: bool | None = None, explore: bool = False
+    ) -> FactoredDistribution:
+        """The distribution over actions.
 
-    def normalised(self, inputs: PolicyInputs) -> tuple[Tensor, Tensor]:
-        """Normalised base and slot features, the inputs of `forward`."""
+        Arguments:
+            logits, masks: of B observations
+            validate: overrides the policy's own setting
+            explore: whether to mix in the floors, as in training episodes
+        """
+        check = self._validate if validate is None else validate
+        floors = self._floors if explore else {}
+        return FactoredDistribution(logits, self._known_masks(masks), self.layout, floors, check, self.masked)
+
+    def _known_masks(self, masks: Masks) -> Masks:
+        """The masks without options that the policy was not trained with."""
+        if not self.known:
+            return masks
+        known = {head: mask.to(masks.op.device) for head, mask in self.known.items()}
+        others = {head: mask & known[head] if head in known else mask for head, mask in masks.others.items()}
+        return Masks(masks.op & known["op"] if "op" in known else masks.op, masks.slot, others)
+
+    def normalised(self, inputs: PolicyInputs, available: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs of `forward`; `available`, bool [envs, groups], is whether a group of features is known."""
         scale = {"min_std": self._min_std, "clip": self._clip}
         base = self.base_statistics.normalised(inputs.base, **scale)
-        return base, self.slot_statistics.normalised(inputs.slots, **scale)
+        slots = self.slot_statistics.normalised(inputs.slots, **scale)
+        of_base, of_slot = self.layout.group_columns(base.device)
+        missing = (~available).float()
+        base = base * (missing @ of_base.float() == 0)
+        slots = slots * (missing @ of_slot.float() == 0).unsqueeze(1)
+        return torch.cat([base, available.float()], -1), slots
 
-    def moments(self, base: Tensor, slots: Tensor, valid: Tensor) -> Tensor:
+    def moments(self, base: Tensor, slots: Tensor, valid: Tensor, exists: Tensor) -> Tensor:
         """Moments of raw features [envs, steps, ...], packed for `fold`; they can be summed over ranks."""
-        valid_by_slot = valid.unsqueeze(-1).expand(slots.shape[:-1])
+        valid_by_slot = valid.unsqueeze(-1) & exists.unsqueeze(1)
         return torch.cat([Moments.of(base, valid).packed(), Moments.of(slots, valid_by_slot).packed()])
 
     def fold(self, packed: Tensor) -> None:
         """Add packed moments to the statistics."""
-        split = 1 + 2 * self.layout.base
+        split = 1 + 2 * len(self.layout.base)
         self.base_statistics.fold(Moments.unpacked(packed[:split]))
         self.slot_statistics.fold(Moments.unpacked(packed[split:]))
 
     def _initialise(self, gains: Mapping[str, float], forget_bias: float) -> None:
-        for module in (self.slot, *self.features):
+        for module in (*([] if self.slot is None else [self.slot.encode]), *self.features):
             _orthogonal(module, gains["hidden"])
-        for head in (*self.heads.values(), self.critic):
+        for name, head in (*self.heads.items(), ("critic", self.critic)):
             inner, _, outer = head.children()
             _orthogonal(inner, gains["hidden"])
-            _orthogonal(outer, gains["value"] if head is self.critic else gains["policy"])
+            _orthogonal(outer, gains["value"] if name == "critic" else gains["policy"])
         if self.memory is None:
             return
         for name, weight in self.memory.named_parameters():
@@ -203,6 +287,13 @@ class Policy(nn.Module):
                     len(weight) // 4
                 )  # gate order: input, forget, cell, output; bias_hh, which adds to it, stays 0
                 nn.init.constant_(weight[quarter : 2 * quarter], forget_bias)
+
+
+def _select_keys(keys: Tensor, blueprints: Tensor) -> Tensor:
+    """The key of the seed in each slot, [envs, steps, slots, embedding]; zeros without a seed."""
+    none = keys.new_zeros(*keys.shape[:2], 1, keys.shape[3])
+    index = blueprints.transpose(1, 2).unsqueeze(-1).expand(-1, -1, -1, keys.shape[3])
+    return torch.cat([none, keys], 2).gather(2, index).transpose(1, 2)
 
 
 def _count_weights(module: nn.Module) -> int:
@@ -218,8 +309,3 @@ def _orthogonal(layer: nn.Module, gain: float) -> None:
     assert isinstance(layer, nn.Linear)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
-
-
-def noise_width(layout: Layout) -> int:
-    """Number of random draws for one action."""
-    return sum(len(options) for options in layout.options.values())

@@ -1,22 +1,24 @@
 """A policy as a controller: it samples actions, or takes the most likely ones."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from esper.controllers.policy import LSTMState, Policy, noise_width
+from esper.controllers.policy import EpisodeContext, LSTMState, Policy
 from esper.observation import PolicyInputs
 from esper.rng import make_generator
 
 
 @dataclass(frozen=True)
 class PolicyMemory:
-    """The LSTM state between steps, and a generator of action noise for each episode."""
+    """The LSTM state between steps, a generator of action noise for each episode, and what the policy may see."""
 
     state: LSTMState
     noise: list[torch.Generator]
+    available: Tensor  # bool [envs, groups], whether an optional group of features is known
+    named: Tensor  # bool [envs, blueprints], whether the name of a blueprint is known
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,12 @@ class PolicyDecision:
     """The actions of one step, with everything that a PPO update needs."""
 
     action: Tensor  # int64 [envs, heads]
-    log_prob: Tensor  # [envs, heads]
+    log_prob: Tensor  # [envs, heads], of the policy
+    behaviour: Tensor  # [envs, heads], log-probabilities of the distribution that was sampled, floors included
     value: Tensor  # [envs], in units of the return scale
     inputs: PolicyInputs  # raw, on the policy's device
-    base: Tensor  # [envs, features], normalised
+    context: EpisodeContext
+    base: Tensor  # [envs, inputs], normalised
     slots: Tensor  # [envs, slots, features], normalised
 
 
@@ -37,18 +41,28 @@ class PolicyController:
     Arguments:
         policy: the network
         greedy: whether to take the most likely option of each head instead of sampling; None samples too
+        explore: whether these are training episodes: floors are mixed into the distribution, and optional features and
+            names of blueprints are missing in some of them
     """
 
-    def __init__(self, policy: Policy, *, greedy: bool | None) -> None:
-        self._policy, self._greedy = policy, greedy
-        self._noise_width = noise_width(policy.layout)
+    def __init__(self, policy: Policy, *, greedy: bool | None, explore: bool = False) -> None:
+        self._policy, self._greedy, self._explore = policy, greedy, explore
         self.flops = policy.flops
 
     def begin(self, episode_seeds: Sequence[int]) -> PolicyMemory:
-        return PolicyMemory(
-            self._policy.begin(len(episode_seeds)),
-            [make_generator("action noise", episode_seed) for episode_seed in episode_seeds],
-        )
+        policy, layout = self._policy, self._policy.layout
+        state = policy.begin(len(episode_seeds))
+        noise = [make_generator("action noise", episode_seed) for episode_seed in episode_seeds]
+        widths = (len(layout.groups), len(layout.blueprints))
+        if self._explore:
+            draws = torch.stack([_draw_uniform("missing inputs", seed, sum(widths)) for seed in episode_seeds])
+            shares = torch.tensor([policy.group_dropout] * widths[0] + [policy.name_dropout] * widths[1])
+            is_known = draws >= shares
+        else:
+            is_known = torch.ones(len(episode_seeds), sum(widths), dtype=torch.bool)
+        is_known = is_known.to(state[0].device)
+        available, named = is_known[:, : widths[0]], is_known[:, widths[0] :]
+        return PolicyMemory(state, noise, available, named)
 
     def act(self, observation: PolicyInputs, memory: PolicyMemory) -> tuple[Tensor, PolicyMemory]:
         decision, memory = self.decide(observation, memory)
@@ -57,18 +71,43 @@ class PolicyController:
     @torch.inference_mode()
     def decide(self, observation: PolicyInputs, memory: PolicyMemory) -> tuple[PolicyDecision, PolicyMemory]:
         """The actions of one step, with log-probabilities and state values."""
-        device = memory.state[0].device
+        policy, device = self._policy, memory.state[0].device
         inputs = observation.to(device)
-        base, slots = self._policy.normalised(inputs)
-        output = self._policy(base.unsqueeze(1), slots.unsqueeze(1), inputs.blueprints.unsqueeze(1), memory.state)
-        distribution = self._policy.distribution(output.logits, inputs.masks)
+        context = EpisodeContext(inputs.exists, inputs.candidates, memory.named)
+        base, slots = policy.normalised(inputs, memory.available)
+        sequences = (part.unsqueeze(1) for part in (base, slots, inputs.blueprints))
+        output = policy(*sequences, memory.state, context)
+        distribution = policy.distribution(output.logits, inputs.masks)
+        behaviour = distribution
+        if self._explore:
+            behaviour = policy.distribution(output.logits, inputs.masks, validate=False, explore=True)
         if self._greedy:
             action = distribution.mode()
         else:
-            rows = [torch.empty(self._noise_width).exponential_(generator=generator) for generator in memory.noise]
-            action = distribution.sample(torch.stack(rows).to(device, non_blocking=True))
-        decision = PolicyDecision(action, distribution.log_prob(action), output.value.squeeze(1), inputs, base, slots)
-        return decision, PolicyMemory(output.state, memory.noise)
+            action = behaviour.sample(self._draw_noise(memory.noise, observation.exists).to(device, non_blocking=True))
+        decision = PolicyDecision(
+            action=action,
+            log_prob=distribution.log_prob(action),
+            behaviour=behaviour.log_prob(action),
+            value=output.value.squeeze(1),
+            inputs=inputs,
+            context=context,
+            base=base,
+            slots=slots,
+        )
+        return decision, replace(memory, state=output.state)
+
+    def _draw_noise(self, generators: Sequence[torch.Generator], exists: Tensor) -> Tensor:
+        """Noise [envs, options of all heads]; an episode draws for its own slots only, whatever its neighbours have."""
+        options = self._policy.layout.options
+        is_drawn = torch.ones(len(generators), sum(map(len, options.values())), dtype=torch.bool)
+        if "slot" in options:
+            start = len(options["op"])
+            is_drawn[:, start : start + len(options["slot"])] = exists.cpu()
+        noise = torch.ones(is_drawn.shape)
+        for row, columns, generator in zip(noise, is_drawn, generators, strict=True):
+            row[columns] = torch.empty(int(columns.sum())).exponential_(generator=generator)
+        return noise
 
 
 class PermutedPolicyController:
@@ -87,7 +126,10 @@ class PermutedPolicyController:
         return self._controller.begin(episode_seeds)
 
     def act(self, observation: PolicyInputs, memory: PolicyMemory) -> tuple[Tensor, PolicyMemory]:
-        base, slots, blueprints = (
-            part.roll(1, 0) for part in (observation.base, observation.slots, observation.blueprints)
-        )
-        return self._controller.act(PolicyInputs(base, slots, blueprints, observation.masks), memory)
+        names = ("base", "slots", "blueprints")
+        swapped = {name: getattr(observation, name).roll(1, 0) for name in names}
+        return self._controller.act(replace(observation, **swapped), memory)
+
+
+def _draw_uniform(purpose: str, episode_seed: int, count: int) -> Tensor:
+    return torch.rand(count, generator=make_generator(purpose, episode_seed))

@@ -1,6 +1,7 @@
 """Parameters of a host with seeds, and its FLOPs per sample: forward, training and probes."""
 
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from esper.growth import GrowingHost, Mode, SeedSettings
 from esper.growth.seed import BlendGate
 from esper.hosts import Host, count_parameters
 from esper.lifecycle import Blend
+from esper.observation import Descriptors, SlotShape, describe_host
 
 
 class HostCosts:
@@ -29,6 +31,7 @@ class HostCosts:
         with torch.device("meta"):
             self._host = build().eval()
         x = example.to("meta")
+        self._input_positions = math.prod(x.shape[2:]) if x.ndim > 2 else x.shape[1]  # pixels, or tokens
         stated = self._host.flops(x.shape[1:])
         self.slots = tuple(slot.name for slot in self._host.slots)
         self._features: dict[str, Tensor] = {}
@@ -51,7 +54,7 @@ class HostCosts:
         key = (slot, name, blend)
         if key not in self._seeds:
             topology, channels = self._host.topology, self._host.slot(slot).channels
-            positions = self._features[slot].numel() // channels
+            positions = self._positions(slot)
             entry = blueprint(topology, name)
             if entry.flops is not None:
                 body = entry.flops(channels, positions)
@@ -71,6 +74,39 @@ class HostCosts:
                 seed = GrowingHost(self._host, coadapt=True).graft(slot, name, blend, rng_seed=0)
             self._seed_parameters[key] = count_parameters(seed)
         return self._seed_parameters[key]
+
+    def describe(self, slots: Sequence[str], names: Sequence[str]) -> Descriptors:
+        """The descriptors of an episode with this host.
+
+        Arguments:
+            slots: names of all columns; those that the host does not have are 0
+            names: blueprints
+        """
+        own = [slot for slot in slots if slot in self.slots]
+        total = sum(segment.total for segment in self.segments)
+        shapes = {
+            slot: SlotShape(
+                depth=(self.slots.index(slot) + 1) / (len(self.slots) + 1),
+                channels=float(self._host.slot(slot).channels),
+                resolution=self._positions(slot) / self._input_positions,
+                cost=self.segments[self.slots.index(slot)].total / total,
+            )
+            for slot in own
+        }
+        relative = {
+            (slot, name): (
+                self.seed_parameters(slot, name, Blend.ADD) / self.parameters,
+                self.seed(slot, name, Blend.ADD).total / total,
+            )
+            for slot in own
+            for name in names
+        }
+        entries = {name: blueprint(self._host.topology, name) for name in names}
+        return describe_host(slots, shapes, entries, relative)
+
+    def _positions(self, slot: str) -> int:
+        """Pixels or tokens at a slot."""
+        return self._features[slot].numel() // self._host.slot(slot).channels
 
     def forward(self, seeds: Mapping[str, Flops], settings: SeedSettings, start: str | None = None) -> int:
         """One forward pass, from `start` on with the seed of that slot; None is the whole network."""

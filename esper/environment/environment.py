@@ -24,7 +24,6 @@ from esper.growth import GrowingHost, GrowthOptimizer, LRSchedule, SeedSetting, 
 from esper.hosts import Host
 from esper.lifecycle import (
     ActionSpace,
-    Layout,
     Rules,
     SeedMeasurements,
     Stage,
@@ -37,6 +36,7 @@ from esper.observation import (
     Observation,
     View,
     first_view,
+    make_layout,
     next_view,
     observe,
 )
@@ -125,7 +125,7 @@ class Environment:
         self.space, self.rules, self.data, self.envs, self.steps = space, rules, data, envs, steps
         self.name = data.name
         self._features, self._rent = FEATURE_SETS[features], rent
-        self.layout = Layout.from_space(space, self._features.base_width, self._features.slot_width, features)
+        self.layout = make_layout(space, self._features)
         self._clock = make_clock(
             batches=batches,
             budget=budget,
@@ -174,7 +174,8 @@ class Environment:
         now = new.measure_untrained(new.clock.measured_from_start, self._slots, False)
         self._initial_score = now.score
         clock_view = new.clock.first_view(self._slots, now.loss)
-        self._view = first_view(self.steps, self._slots, now, new.accounting.host_parameters, clock_view)
+        descriptors = self.host_pool.describe(episode_seeds, self.space)
+        self._view = first_view(self.steps, self._slots, now, new.accounting.host_parameters, descriptors, clock_view)
         return self._observe()
 
     @torch.inference_mode(False)

@@ -8,6 +8,8 @@ from torch import Tensor
 from esper.data import Data
 from esper.environment.costs import HostCosts
 from esper.hosts import Host
+from esper.lifecycle import ActionSpace
+from esper.observation import Descriptors
 from esper.rng import derive_seed
 
 
@@ -80,6 +82,12 @@ class HostPool:
     def variants(self, host: str) -> tuple[str, ...]:
         """The names of the wider and deeper variants of a host."""
         return tuple(self._variants.get(host, {}))
+
+    def describe(self, episode_seeds: Sequence[int], space: ActionSpace) -> Descriptors:
+        """The descriptors of the slots and blueprints of some episodes."""
+        hosts = [self.host_name(episode_seed) for episode_seed in episode_seeds]
+        by_host = {name: self._costs[name].describe(space.slots, space.blueprints) for name in dict.fromkeys(hosts)}
+        return Descriptors.stack([by_host[name] for name in hosts])
 
     def items(self) -> Iterable[tuple[str, HostCosts]]:
         return self._costs.items()

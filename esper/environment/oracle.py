@@ -14,8 +14,19 @@ from torch import Tensor
 from esper.arguments import Count
 from esper.environment.record import StepRecord, net_score
 from esper.environment.step import GrowthStep, RewardResult
-from esper.lifecycle import ActionSpace, Layout, Op, Rules, SeedMeasurements, Slots, Stage, apply, commit, legal, tick
-from esper.observation import FEATURE_SETS, HostMeasurements, Observation, View, first_view, next_view, observe
+from esper.lifecycle import ActionSpace, Op, Rules, SeedMeasurements, Slots, Stage, apply, commit, legal, tick
+from esper.observation import (
+    FEATURE_SETS,
+    Descriptors,
+    HostMeasurements,
+    Observation,
+    View,
+    describe_candidate,
+    first_view,
+    make_layout,
+    next_view,
+    observe,
+)
 from esper.rng import derive_seed, make_generator
 
 HOST_PARAMETERS = 1_000.0  # parameters
@@ -64,7 +75,7 @@ class Oracle:
                 )
         self.space, self.rules, self.envs, self.steps = space, rules, envs, steps
         self._features = FEATURE_SETS["absolute"]
-        self.layout = Layout.from_space(space, self._features.base_width, self._features.slot_width)
+        self.layout = make_layout(space, self._features)
         self._reward, self._noise = reward, noise
         self._gains = torch.tensor([list(gains[name]) for name in space.blueprints])  # [blueprints, slots]
         self._sizes = torch.tensor([float(sizes[name]) for name in space.blueprints]) * HOST_PARAMETERS
@@ -83,7 +94,7 @@ class Oracle:
         self._host = torch.full((len(episode_seeds),), HOST_PARAMETERS)
         now = self._measure(self._slots, 0, False)
         self._initial = now.score
-        self._view = first_view(self.steps, self._slots, now, self._host)
+        self._view = first_view(self.steps, self._slots, now, self._host, self._describe(len(episode_seeds)))
         return observe(self._view, legal(self._slots, self.space, self.rules), self._features)
 
     def step(self, action: Tensor) -> GrowthStep:
@@ -186,6 +197,20 @@ class Oracle:
         if "blueprint" in heads:
             heads["blueprint"] = germination[:, 1].clamp(min=0)
         return torch.stack(list(heads.values()), 1)
+
+    def _describe(self, envs: int) -> Descriptors:
+        """Slots that differ in depth only, and blueprints that differ in size only."""
+        slots = len(self.space.slots)
+        sizes = (self._sizes / HOST_PARAMETERS).tolist()
+        candidates = torch.tensor([describe_candidate(size, size, (), 0) for size in sizes])
+        even = torch.full((envs, slots), 1.0)
+        return Descriptors(
+            depth=(torch.arange(1, slots + 1) / (slots + 1)).expand(envs, -1),
+            channels=even,
+            resolution=even,
+            cost=even / (slots + 1),
+            candidates=candidates.expand(envs, slots, -1, -1),
+        )
 
     def _seed_parameters(self, slots: Slots) -> Tensor:
         """Parameters of the current seeds: [envs, slots]; 0 without a seed."""

@@ -1,5 +1,7 @@
 """The feature sets by name, and the page that lists them."""
 
+from esper.lifecycle import ActionSpace, Layout
+from esper.observation.descriptors import CANDIDATE_COLUMNS
 from esper.observation.features import ABSOLUTE, FeatureSet
 from esper.observation.scale_free import SCALE_FREE
 
@@ -8,6 +10,17 @@ MEANINGS = {
     "absolute": "Scores in points, losses and norms as they are: for one host, data set and length of episodes.",
     "scale_free": "Ratios and shares, for any host, data set and budget: with `environment=budget`.",
 }
+
+
+def make_layout(space: ActionSpace, features: FeatureSet) -> Layout:
+    """What a policy observes and chooses with these features."""
+    return Layout.from_space(
+        space,
+        base=features.base_groups,
+        slot=features.slot_groups,
+        candidate=CANDIDATE_COLUMNS,
+        features=features.name,
+    )
 
 
 def observation_page() -> str:
@@ -24,11 +37,21 @@ def observation_page() -> str:
         lines += ["", f"## {features.name}", "", MEANINGS[features.name]]
         for title, table in (("Host", features.base), ("Each slot", features.per_slot)):
             lines += ["", f"### {title}: {sum(feature.width for feature in table)} values", ""]
-            lines += ["| feature | width | meaning |", "|---|---|---|"]
-            lines += [f"| `{feature.name}` | {feature.width} | {feature.meaning} |" for feature in table]
+            lines += ["| feature | width | optional group | meaning |", "|---|---|---|---|"]
+            lines += [f"| `{f.name}` | {f.width} | {f.group or ''} | {f.meaning} |" for f in table]
     lines += [
         "",
-        "An observation also has each slot's blueprint, as an index for an embedding (0 is no seed), and the masks.",
+        "## Blueprints",
+        "",
+        f"Each blueprint in each slot is described by {len(CANDIDATE_COLUMNS)} values: {', '.join(CANDIDATE_COLUMNS)}.",
+        "`parameters` and `flops` are ln(seed / host) / 3; `reach` is 1 - 1 / (1 + positions that it sees).",
+        "An observation also has the blueprint of each seed, which slots exist, and the masks.",
+        "",
+        "## Optional groups",
+        "",
+        "A model outside of esper may lack some features. Those of a missing group are 0 after normalisation, and",
+        "a flag for each group says so. While a policy trains, each group is missing in a tenth of the episodes",
+        "(`policy.group_dropout`).",
         "",
     ]
     return "\n".join(lines)

@@ -14,6 +14,8 @@ from esper.lifecycle import Blend, Op, Stage
 from esper.observation.view import HISTORY, View
 
 SYMLOG_SCALE = 3.0  # symlog of a loss or norm of 20 is 3
+CHANNEL_SCALE = 6.0  # ln of 400 channels is 6
+GROUPS = ("contribution", "gradients", "flops", "train_loss")  # features that a model may not provide
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,15 @@ class Feature:
     width: int
     make: Callable[[View], Tensor]
     meaning: str
+    options: tuple[str, ...] = ()  # names of the columns of a one-hot feature
+    group: str | None = None  # of GROUPS, if a model may not provide it
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The name of each column; a checkpoint has these names."""
+        if self.options:
+            return tuple(f"{self.name}={option}" for option in self.options)
+        return (self.name,) if self.width == 1 else tuple(f"{self.name}[{index}]" for index in range(self.width))
 
 
 @dataclass(frozen=True)
@@ -38,12 +49,14 @@ class FeatureSet:
     per_slot: tuple[Feature, ...]
 
     @property
-    def base_width(self) -> int:
-        return sum(feature.width for feature in self.base)
+    def base_groups(self) -> dict[str, str | None]:
+        """The group of each column of the host, by name."""
+        return {column: feature.group for feature in self.base for column in feature.columns}
 
     @property
-    def slot_width(self) -> int:
-        return sum(feature.width for feature in self.per_slot)
+    def slot_groups(self) -> dict[str, str | None]:
+        """The group of each column of a slot, by name."""
+        return {column: feature.group for feature in self.per_slot for column in feature.columns}
 
 
 def symlog(x: Tensor) -> Tensor:
@@ -101,18 +114,21 @@ BASE: tuple[Feature, ...] = (
         1,
         lambda v: column(mark_missing(v.now.train_loss, symlog(v.now.train_loss))),
         "training loss, symlog",
+        group="train_loss",
     ),
     Feature(
         "train_accuracy",
         1,
         lambda v: column(mark_missing(v.now.train_accuracy, v.now.train_accuracy)),
         "training accuracy, 0 to 1",
+        group="train_loss",
     ),
     Feature(
         "gap",
         1,
         lambda v: column(mark_missing(v.now.train_accuracy, (v.now.train_accuracy - v.now.accuracy).clamp(-1, 1))),
         "training minus validation accuracy",
+        group="train_loss",
     ),
     Feature(
         "gain",
@@ -150,12 +166,14 @@ BASE: tuple[Feature, ...] = (
         1,
         lambda v: column(mark_missing(v.now.gradient_norm, symlog(v.now.gradient_norm))),
         "gradient norm of the host, symlog",
+        group="gradients",
     ),
     Feature(
         "health",
         1,
         lambda v: column(mark_missing(v.now.health, v.now.health)),
         "health of the host's gradients, 0 to 1",
+        group="gradients",
     ),
     Feature(
         "training",
@@ -171,16 +189,24 @@ BASE: tuple[Feature, ...] = (
         len(Op),
         lambda v: one_hot(v.last_op, len(Op)),
         "op of the last step, one-hot; zeros before the first step",
+        options=tuple(Op.__members__),
     ),
     Feature("rollback", 1, lambda v: column(v.rollback), "1 if the governor rolled the host back in the last step"),
 )
 PER_SLOT: tuple[Feature, ...] = (
-    Feature("stage", len(Stage), lambda v: one_hot(v.slots.stage, len(Stage)), "stage, one-hot"),
+    Feature(
+        "stage",
+        len(Stage),
+        lambda v: one_hot(v.slots.stage, len(Stage)),
+        "stage, one-hot",
+        options=tuple(Stage.__members__),
+    ),
     Feature(
         "blend",
         len(Blend),
         lambda v: one_hot(v.slots.blend, len(Blend)),
         "blend operator, one-hot; zeros without a seed",
+        options=tuple(Blend.__members__),
     ),
     Feature("alpha", 1, lambda v: column(v.slots.alpha), "how much of the seed is blended in, 0 to 1"),
     Feature("alpha_target", 1, lambda v: column(v.slots.alpha_target), "value that alpha moves to"),
@@ -202,6 +228,7 @@ PER_SLOT: tuple[Feature, ...] = (
         1,
         lambda v: column(mark_missing(v.slots.contribution, _points(v.slots.contribution))),
         "latest measured contribution, symlog of points",
+        group="contribution",
     ),
     Feature(
         "contribution_age",
@@ -210,6 +237,7 @@ PER_SLOT: tuple[Feature, ...] = (
             torch.where(v.slots.contribution_age < 0, -1.0, share_of_steps(v.slots.contribution_age, v)[..., 0])
         ),
         "steps since the contribution was measured, as a share of the episode",
+        group="contribution",
     ),
     Feature(
         "progress",
@@ -222,18 +250,21 @@ PER_SLOT: tuple[Feature, ...] = (
         1,
         lambda v: column(mark_missing(v.now.isolated_gain, v.now.isolated_gain.clamp(-1, 1))),
         "training loss without the isolated seed minus the loss with it",
+        group="train_loss",
     ),
     Feature(
         "gradient_norm",
         1,
         lambda v: column(mark_missing(v.now.seed_gradient_norm, symlog(v.now.seed_gradient_norm))),
         "gradient norm of the seed, symlog",
+        group="gradients",
     ),
     Feature(
         "health",
         1,
         lambda v: column(mark_missing(v.slots.health, v.slots.health)),
         "health of the seed's gradients, 0 to 1",
+        group="gradients",
     ),
     Feature(
         "size",
@@ -246,6 +277,26 @@ PER_SLOT: tuple[Feature, ...] = (
         1,
         lambda v: column(one_hot(v.last_slot, v.slots.stage.shape[1])),
         "1 if the last op used this slot",
+    ),
+    Feature("depth", 1, lambda v: column(v.descriptors.depth), "position of the slot in the host, 0 to 1"),
+    Feature(
+        "channels",
+        1,
+        lambda v: column(v.descriptors.channels.clamp(min=1).log() / CHANNEL_SCALE),
+        "ln(channels at the slot) / 6",
+    ),
+    Feature(
+        "resolution",
+        1,
+        lambda v: column(v.descriptors.resolution),
+        "pixels or tokens at the slot / those of the input",
+    ),
+    Feature(
+        "cost_share",
+        1,
+        lambda v: column(v.descriptors.cost),
+        "share of the host's FLOPs between the slot before and this one",
+        group="flops",
     ),
 )
 ABSOLUTE = FeatureSet("absolute", BASE, PER_SLOT)

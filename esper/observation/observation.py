@@ -20,13 +20,14 @@ class PolicyInputs:
     base: Tensor  # float32 [envs, base features]
     slots: Tensor  # float32 [envs, slots, slot features]
     blueprints: Tensor  # int64 [envs, slots], 0 for no seed, else 1 + index into ActionSpace.blueprints
+    exists: Tensor  # bool [envs, slots], whether the host has this slot
+    candidates: Tensor  # float32 [envs, slots, blueprints, columns], what each blueprint is like in each slot
     masks: Masks
 
     def to(self, device: torch.device) -> "PolicyInputs":
-        base, slots, blueprints = (
-            part.to(device, non_blocking=True) for part in (self.base, self.slots, self.blueprints)
-        )
-        return PolicyInputs(base, slots, blueprints, self.masks.to(device))
+        names = [field.name for field in fields(PolicyInputs) if field.name != "masks"]
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        return PolicyInputs(**moved, masks=self.masks.to(device))
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def observe(view: View, masks: Masks, features: FeatureSet) -> Observation:
         base=torch.cat([feature.make(view) for feature in features.base], -1),
         slots=torch.cat([feature.make(view) for feature in features.per_slot], -1),
         blueprints=view.slots.blueprint + 1,
+        exists=torch.ones_like(view.slots.live),
+        candidates=view.descriptors.candidates,
         masks=masks,
         view=view,
     )

@@ -7,10 +7,10 @@ without seeds, and times are shares of the budget. A value that was not measured
 import torch
 from torch import Tensor
 
+from esper.observation.descriptors import LOG_SCALE
 from esper.observation.features import BASE, PER_SLOT, Feature, FeatureSet, column, mark_missing
 from esper.observation.view import HISTORY, ClockView, View
 
-LOG_SCALE = 3.0  # ln of a factor of 20 is 3
 GAIN_SCALE = 10.0  # differences of losses are small: a tenth of the loss at chance level is 1
 
 
@@ -53,7 +53,13 @@ _BASE: tuple[Feature, ...] = (
         lambda v: column(_log(_clock(v).passes)),
         "ln of the budget, in passes of the host without seeds over the training set, / 3",
     ),
-    Feature("cost", 1, lambda v: column(_log(_clock(v).cost)), "ln(cost of a sample / that without seeds) / 3"),
+    Feature(
+        "cost",
+        1,
+        lambda v: column(_log(_clock(v).cost)),
+        "ln(cost of a sample / that without seeds) / 3",
+        group="flops",
+    ),
     Feature(
         "loss_to_first", 1, lambda v: column(_relative(v.now.loss, _clock(v).first_loss)), "validation loss / first one"
     ),
@@ -68,12 +74,14 @@ _BASE: tuple[Feature, ...] = (
         1,
         lambda v: column(_relative(v.now.train_loss, _clock(v).chance_loss)),
         "training loss / loss at chance level",
+        group="train_loss",
     ),
     Feature(
         "gap",
         1,
         lambda v: column(_gain(v.now.loss - v.now.train_loss, v)),
         "(validation loss - training loss) / loss at chance level, x 10",
+        group="train_loss",
     ),
     Feature(
         "gain",
@@ -110,6 +118,7 @@ _PER_SLOT: tuple[Feature, ...] = (
         1,
         lambda v: column(_gain(v.now.loss_contribution, v)),
         "latest loss without the seed minus loss with it, / loss at chance level, x 10",
+        group="contribution",
     ),
     *_shared(PER_SLOT, "contribution_age"),
     Feature(
@@ -117,12 +126,14 @@ _PER_SLOT: tuple[Feature, ...] = (
         1,
         lambda v: column(_gain(v.now.isolated_gain, v)),
         "training loss without the isolated seed minus the loss with it, / loss at chance level, x 10",
+        group="train_loss",
     ),
     Feature(
         "gradient_norm",
         1,
         lambda v: column(_log(v.now.seed_gradient_norm / v.now.gradient_norm.unsqueeze(1))),
         "ln(gradient norm of the seed / that of the host) / 3",
+        group="gradients",
     ),
     *_shared(PER_SLOT, "health", "size"),
     Feature(
@@ -130,7 +141,8 @@ _PER_SLOT: tuple[Feature, ...] = (
         1,
         lambda v: column(_clock(v).seed_cost.log1p().clamp(max=6) / LOG_SCALE),
         "ln(1 + training FLOPs of the seed / those of the host) / 3",
+        group="flops",
     ),
-    *_shared(PER_SLOT, "last"),
+    *_shared(PER_SLOT, "last", "depth", "channels", "resolution", "cost_share"),
 )
 SCALE_FREE = FeatureSet("scale_free", _BASE, _PER_SLOT)

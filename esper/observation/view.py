@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle import Op, Slots
+from esper.observation.descriptors import Descriptors
 
 HISTORY = 5  # losses and scores that a view holds, the latest included
 
@@ -71,11 +72,17 @@ class View:
     last_op: Tensor  # int64 [envs], Op value; -1 before the first step
     last_slot: Tensor  # int64 [envs]; -1 where the last op used no slot
     rollback: Tensor  # bool [envs], whether the last step ended in a rollback
+    descriptors: Descriptors
     clock: ClockView | None = None  # None where there is no host
 
 
 def first_view(
-    steps: int, slots: Slots, now: HostMeasurements, host_parameters: Tensor, clock: ClockView | None = None
+    steps: int,
+    slots: Slots,
+    now: HostMeasurements,
+    host_parameters: Tensor,
+    descriptors: Descriptors,
+    clock: ClockView | None = None,
 ) -> View:
     """The view before the first action."""
     envs, slot_count = slots.stage.shape
@@ -94,6 +101,7 @@ def first_view(
         last_op=torch.full((envs,), -1),
         last_slot=torch.full((envs,), -1),
         rollback=torch.zeros(envs, dtype=torch.bool),
+        descriptors=descriptors,
         clock=clock,
     )
 
@@ -124,6 +132,7 @@ def next_view(
         last_op=op,
         last_slot=torch.where(op == Op.WAIT, torch.full_like(slot, -1), slot),
         rollback=rollback,
+        descriptors=view.descriptors,
         clock=clock,
     )
 

@@ -137,7 +137,7 @@ class Collector(LightningDataModule):
     def run_episodes(self, kind: str, episode_seeds: Sequence[int]) -> Rollout:
         """Run one whole episode per seed; `kind` is training, sampled or greedy (the most likely actions)."""
         env, policy = self.environment, self._policy
-        controller = PolicyController(policy, greedy=kind == "greedy")
+        controller = PolicyController(policy, greedy=kind == "greedy", explore=kind == "training")
         for listener in self.listeners:
             listener.on_round_start(kind, episode_seeds, env.steps)
         seconds = {"environment": 0.0, "policy": 0.0}
@@ -189,7 +189,7 @@ class Collector(LightningDataModule):
         """Add the observations of the untrained policy to the observation statistics."""
         env, policy = self.environment, self._policy
         episode_seeds = self._episode_seeds("warm-up", self._first_episode)
-        controller = PolicyController(policy, greedy=False)
+        controller = PolicyController(policy, greedy=False, explore=True)
         observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
         device, alive = memory.state[0].device, torch.ones(len(episode_seeds), dtype=torch.bool)
         total = torch.zeros((), device=device)
@@ -197,7 +197,8 @@ class Collector(LightningDataModule):
             self._check_stop()
             decision, memory = controller.decide(observation, memory)
             inputs, valid = decision.inputs, alive.to(device).unsqueeze(1)
-            total = total + policy.moments(inputs.base.unsqueeze(1), inputs.slots.unsqueeze(1), valid)
+            features = (inputs.base.unsqueeze(1), inputs.slots.unsqueeze(1))
+            total = total + policy.moments(*features, valid, inputs.exists)
             result = env.step(decision.action.cpu())
             observation = result.observation
             alive = alive & ~(result.terminated | result.truncated)

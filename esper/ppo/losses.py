@@ -22,24 +22,34 @@ TINY = 1e-300
 class Surrogate:
     """Sums over steps, by head."""
 
-    loss: Tensor  # [heads], of -min(r A, clip(r) A)
-    kl: Tensor  # [heads], of the estimate (r - 1) - log r
+    loss: Tensor  # [heads], of -min(r A, clip(r) A), weighted
+    kl: Tensor  # [heads], of the estimate (r - 1) - log r, weighted
     clipped: Tensor  # [heads], number of ratios outside the clip range
     ratio_max: Tensor  # [], over active heads; 1 if none is active
     ratio_min: Tensor  # []
 
 
-def surrogate(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, active: Tensor, *, clip: float) -> Surrogate:
+def surrogate(
+    log_prob: Tensor, old_log_prob: Tensor, behaviour: Tensor, advantages: Tensor, active: Tensor, *, clip: float
+) -> Surrogate:
     """The clipped surrogate objective of each head, over the steps where it is active.
 
-    log_prob, old_log_prob, active: [steps, heads]; advantages: [steps]; all on one device, where the sums stay.
+    Actions were sampled from `behaviour`, in which every option has a minimum probability. Each step is weighted by
+    old policy / behaviour of the whole action, so that the gradient is that of the policy alone, and rare options are
+    not deprived of theirs; the ratio that is clipped is new / old policy, 1 before the first optimizer step (Hilton et
+    al., 2022: decoupled PPO).
+
+    log_prob, old_log_prob, behaviour, active: [steps, heads]; advantages: [steps]; all on one device, where the sums
+    stay.
     """
     log_ratio = (log_prob - old_log_prob).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     log_ratio = torch.where(active, log_ratio, 0.0)
     ratio = log_ratio.exp()
+    weight = (old_log_prob - behaviour).sum(-1).exp()
+    advantages = advantages * weight
     by_head = advantages.unsqueeze(-1)
     loss = -torch.minimum(ratio * by_head, ratio.clamp(1 - clip, 1 + clip) * by_head)
-    kl = (ratio - 1) - log_ratio
+    kl = weight.unsqueeze(-1) * ((ratio - 1) - log_ratio)
     outside = (ratio - 1).abs() > clip
     detached = ratio.detach()
     return Surrogate(

@@ -1,9 +1,6 @@
 """Metadata of a checkpoint: everything besides weights and optimizer state.
 
-| version | holds |
-|---|---|
-| 1 | layout, sizes, seed, counters, compile, generator, earlier, origin |
-| 2 | the same, with start_cost instead of earlier and training instead of origin |
+Versions 1 and 2 belong to policies with a fixed number of slots, which this esper cannot load.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +12,7 @@ from torch import Tensor
 from esper.controllers import Policy
 from esper.lifecycle import Layout
 
-METADATA_VERSION = 2  # written; 1 is also read
-RENAMED_METADATA_KEYS = {"earlier": "start_cost", "origin": "training"}  # keys of version 1
+METADATA_VERSION = 3  # written and read
 
 
 @dataclass
@@ -71,20 +67,24 @@ class CheckpointMetadata:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "CheckpointMetadata":
-        """Read any supported version. The message of a ValueError has no subject, so that callers can name the file."""
+        """Read the entry. The message of a ValueError has no subject, so that callers can name the file."""
         version = saved.get("version", 0)
-        if not isinstance(version, int) or not 1 <= version <= METADATA_VERSION:
-            raise ValueError(f"has version {version}; this esper reads 1 to {METADATA_VERSION}")
-        values = {RENAMED_METADATA_KEYS.get(key, key): value for key, value in saved.items()}
-        training = values.get("training")
+        if version in (1, 2):
+            raise ValueError(
+                f"has version {version}, of a policy for a fixed number of slots; this esper reads version "
+                f"{METADATA_VERSION}: train the controller again"
+            )
+        if version != METADATA_VERSION:
+            raise ValueError(f"has version {version}; this esper reads version {METADATA_VERSION}")
+        training = saved.get("training")
         return cls(
-            layout=Layout.from_dict(values["layout"]),
-            sizes=values["sizes"],
-            seed=values["seed"],
-            counters=Counters(**values["counters"]),
-            compile=values.get("compile"),
-            start_cost=values.get("start_cost") or {},
-            generator=values.get("generator"),
+            layout=Layout.from_dict(saved["layout"]),
+            sizes=saved["sizes"],
+            seed=saved["seed"],
+            counters=Counters(**saved["counters"]),
+            compile=saved.get("compile"),
+            start_cost=saved.get("start_cost") or {},
+            generator=saved.get("generator"),
             training=None if training is None else TrainingHistory(**training),
             version=version,
         )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.controllers import LSTMState, PolicyDecision
+from esper.controllers import EpisodeContext, LSTMState, PolicyDecision
 from esper.lifecycle import Layout, Masks
 
 PADDING_OPTION = 0  # the only legal option on steps after an episode's end, where distributions must still be defined
@@ -23,14 +23,16 @@ class Rollout:
 
     layout: Layout
     episode_seeds: list[int]
+    context: EpisodeContext
     raw_base: Tensor  # [envs, steps, features]
     raw_slots: Tensor  # [envs, steps, slots, features]
-    base: Tensor
+    base: Tensor  # [envs, steps, inputs]
     slots: Tensor
     blueprints: Tensor  # int64 [envs, steps, slots]
     masks: Masks  # [envs, steps, ...]
     action: Tensor  # int64 [envs, steps, heads]
-    log_prob: Tensor  # [envs, steps, heads]
+    log_prob: Tensor  # [envs, steps, heads], of the policy
+    behaviour: Tensor  # [envs, steps, heads], log-probabilities of the distribution that was sampled
     value: Tensor  # [envs, steps], in units of the return scale
     next_value: Tensor  # [envs, steps], of the observation after the action
     reward: Tensor  # [envs, steps]
@@ -67,17 +69,24 @@ class Rollout:
         others = {
             head: only_padding(len(options)) for head, options in layout.options.items() if head not in ("op", "slot")
         }
+        names = len(layout.blueprints)
         return cls(
             layout=layout,
             episode_seeds=episode_seeds,
-            raw_base=floats(layout.base),
-            raw_slots=floats(slots, layout.slot),
-            base=floats(layout.base),
-            slots=floats(slots, layout.slot),
+            context=EpisodeContext(
+                exists=torch.ones(envs, slots, dtype=torch.bool, device=device),
+                candidates=torch.zeros(envs, slots, names, len(layout.candidate), device=device),
+                named=torch.ones(envs, names, dtype=torch.bool, device=device),
+            ),
+            raw_base=floats(len(layout.base)),
+            raw_slots=floats(slots, len(layout.slot)),
+            base=floats(len(layout.base_inputs)),
+            slots=floats(slots, len(layout.slot)),
             blueprints=torch.zeros(envs, steps, slots, dtype=torch.int64, device=device),
             masks=Masks(only_padding(ops), only_padding(ops, slots), others),
             action=torch.zeros(envs, steps, heads, dtype=torch.int64, device=device),
             log_prob=floats(heads),
+            behaviour=floats(heads),
             value=floats(),
             next_value=floats(),
             reward=floats(),
@@ -103,6 +112,7 @@ class Rollout:
             (self.slots, decision.slots),
             (self.action, decision.action),
             (self.log_prob, decision.log_prob),
+            (self.behaviour, decision.behaviour),
             (self.value, decision.value),
         ]
         pairs += [(self.masks.others[head], mask) for head, mask in inputs.masks.others.items()]
@@ -110,6 +120,8 @@ class Rollout:
             rows = alive.view(-1, *[1] * (value.ndim - 1))
             storage[:, step] = torch.where(rows, value, storage[:, step])
         self.valid[:, step] = alive
+        if step == 0:
+            self.context = decision.context  # it is the same in all steps
 
     def write_result(self, step: int, reward: Tensor, terminated: Tensor, truncated: Tensor) -> None:
         """Store the result of that decision, [envs] each; rows that are not valid stay padding."""
@@ -131,7 +143,9 @@ class Rollout:
         if self.valid.device == device:
             return self
         moved: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Masks)
+            name: value.to(device)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor | Masks | EpisodeContext)
         }
         state = (self.state[0].to(device), self.state[1].to(device))
         return Rollout(**{**vars(self), **moved, "state": state})

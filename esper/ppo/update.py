@@ -30,7 +30,8 @@ class UpdateTargets:
 
 def prepare_targets(rollout: Rollout, policy: Policy, scale: ReturnScale, settings: PPOSettings) -> UpdateTargets:
     """Compute advantages, returns and masks; also add the round to the statistics of observations and returns."""
-    policy.fold(reduce_sum(policy.moments(rollout.raw_base, rollout.raw_slots, rollout.valid)))
+    moments = policy.moments(rollout.raw_base, rollout.raw_slots, rollout.valid, rollout.context.exists)
+    policy.fold(reduce_sum(moments))
     # A critic of whole episodes predicts the reward collected so far plus the rest; only the rest is uncertain.
     collected = rollout.reward.cumsum(1) * settings.predicts_episode_return  # after each step
     before = collected - rollout.reward * settings.predicts_episode_return  # before each step
@@ -139,12 +140,13 @@ def minibatch_loss(
     `entropy_bonus` is the weight of entropy. Sequences run again from their initial state, so several passes are exact.
     """
     state = (rollout.state[0][:, rows].contiguous(), rollout.state[1][:, rows].contiguous())
-    output = policy(rollout.base[rows], rollout.slots[rows], rollout.blueprints[rows], state)
+    output = policy(rollout.base[rows], rollout.slots[rows], rollout.blueprints[rows], state, rollout.context[rows])
     masks = rollout.masks.each(lambda mask: mask[rows].flatten(0, 1))
     distribution = policy.distribution(output.logits, masks, validate=False)  # acting has validated them
     actor = surrogate(
         distribution.log_prob(rollout.action[rows].flatten(0, 1)),
         rollout.log_prob[rows].flatten(0, 1),
+        rollout.behaviour[rows].flatten(0, 1),
         targets.advantages[rows].flatten(),
         targets.active[rows].flatten(0, 1),
         clip=settings.clip,

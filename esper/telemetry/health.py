@@ -48,7 +48,7 @@ def reevaluate(module: PPO, rollout: Rollout) -> tuple[Tensor, LSTMState]:
         rows = (lengths == length).nonzero().flatten()
         start = (rollout.state[0][:, rows].contiguous(), rollout.state[1][:, rows].contiguous())
         base, slots, blueprints = (part[rows, :length] for part in (rollout.base, rollout.slots, rollout.blueprints))
-        output = module.policy(base, slots, blueprints, start)
+        output = module.policy(base, slots, blueprints, start, rollout.context[rows])
         masks = rollout.masks.each(lambda mask, rows=rows, length=length: mask[rows, :length].flatten(0, 1))  # type: ignore[misc]
         distribution = module.policy.distribution(output.logits, masks, validate=False)
         action = rollout.action[rows, :length]
