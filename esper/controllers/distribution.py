@@ -25,6 +25,11 @@ class Logits:
     others: dict[str, Tensor]  # by head, [B, ops that use the head, slots, options]
 
 
+def noise_width(layout: Layout) -> int:
+    """Number of random draws for one action."""
+    return sum(len(options) for options in layout.options.values())
+
+
 def masked_log_probs(logits: Tensor, mask: Tensor, floor: float = 0.0) -> Tensor:
     """Log-probabilities over the last dimension.
 

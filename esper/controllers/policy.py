@@ -252,9 +252,9 @@ class Policy(nn.Module):
         base = self.base_statistics.normalised(inputs.base, **scale)
         slots = self.slot_statistics.normalised(inputs.slots, **scale)
         of_base, of_slot = self.layout.group_columns(base.device)
-        missing = (~available).float()
-        base = base * (missing @ of_base.float() == 0)
-        slots = slots * (missing @ of_slot.float() == 0).unsqueeze(1)
+        missing = ~available.unsqueeze(-1)
+        base = base * ~(missing & of_base).any(1)
+        slots = slots * ~(missing & of_slot).any(1).unsqueeze(1)
         return torch.cat([base, available.float()], -1), slots
 
     def moments(self, base: Tensor, slots: Tensor, valid: Tensor, exists: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from esper.controllers.distribution import noise_width
 from esper.controllers.policy import EpisodeContext, LSTMState, Policy
 from esper.observation import PolicyInputs
 from esper.rng import make_generator
@@ -100,7 +101,7 @@ class PolicyController:
     def _draw_noise(self, generators: Sequence[torch.Generator], exists: Tensor) -> Tensor:
         """Noise [envs, options of all heads]; an episode draws for its own slots only, whatever its neighbours have."""
         options = self._policy.layout.options
-        is_drawn = torch.ones(len(generators), sum(map(len, options.values())), dtype=torch.bool)
+        is_drawn = torch.ones(len(generators), noise_width(self._policy.layout), dtype=torch.bool)
         if "slot" in options:
             start = len(options["op"])
             is_drawn[:, start : start + len(options["slot"])] = exists.cpu()

@@ -1,5 +1,7 @@
 """Encoders of blueprints and of slots. Slots are a set: their order and missing ones have no effect."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -67,6 +69,7 @@ class SlotEncoder(nn.Module):
         qkv = self.qkv(self.norm(encoded)).flatten(0, 1).unflatten(-1, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [envs * steps, heads, slots, d] each
         visible = (exists | ~exists.any(-1, keepdim=True)).flatten(0, 1)[:, None, None]
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+        mixed = torch.where(visible, scores, -torch.inf).softmax(-1) @ v
         result: Tensor = self.out(mixed.transpose(1, 2).flatten(2)).view(shape)
         return result

@@ -1,21 +1,29 @@
 """Policies, and random inputs and masks for them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from esper.config import load_preset
-from esper.controllers import Policy
-from esper.lifecycle import Layout, Masks
+from esper.controllers import EpisodeContext, Policy
+from esper.controllers.policy import PolicyOutput
+from esper.lifecycle import ActionSpace, Layout, Masks
 from esper.observation import PolicyInputs
 from esper.rng import seeded_init
 from tests.lifecycle.fixtures_slots import space
 
-BASE, SLOT = 6, 4  # features
+BASE: dict[str, str | None] = {**dict.fromkeys("abcd"), "e": "gradients", "f": "contribution"}  # column -> group
+SLOT: dict[str, str | None] = {**dict.fromkeys("uvw"), "x": "contribution"}
+CANDIDATE = ("size", "cost", "reach")
+
+
+def make_layout(space: ActionSpace, base: Mapping[str, str | None] = BASE) -> Layout:
+    return Layout.from_space(space, base=base, slot=SLOT, candidate=CANDIDATE)
 
 
 def layout(actions: str = "core", slots: int = 3) -> Layout:
-    return Layout.from_space(space(actions, slots), BASE, SLOT)
+    return make_layout(space(actions, slots))
 
 
 def policy(spec: Layout | None = None, rng_seed: int = 0, **changes: Any) -> Policy:
@@ -48,10 +56,31 @@ def random_masks(spec: Layout, count: int, draws: torch.Generator) -> Masks:
 
 def random_inputs(spec: Layout, count: int, draws: torch.Generator) -> PolicyInputs:
     return PolicyInputs(
-        torch.randn(count, spec.base, generator=draws),
-        torch.randn(count, len(spec.slots), spec.slot, generator=draws),
-        torch.randint(0, len(spec.blueprints) + 1, (count, len(spec.slots)), generator=draws),
-        random_masks(spec, count, draws),
+        base=torch.randn(count, len(spec.base), generator=draws),
+        slots=torch.randn(count, len(spec.slots), len(spec.slot), generator=draws),
+        blueprints=torch.randint(0, len(spec.blueprints) + 1, (count, len(spec.slots)), generator=draws),
+        masks=random_masks(spec, count, draws),
+        exists=torch.ones(count, len(spec.slots), dtype=torch.bool),
+        candidates=random_context(spec, count, draws).candidates,
+    )
+
+
+def run_inputs(net: Policy, inputs: PolicyInputs) -> PolicyOutput:
+    """The output of the network for one step, with all groups of features and names of blueprints known."""
+    envs = len(inputs.base)
+    base, slots = net.normalised(inputs, torch.ones(envs, len(net.layout.groups), dtype=torch.bool))
+    named = torch.ones(envs, len(net.layout.blueprints), dtype=torch.bool)
+    context = EpisodeContext(inputs.exists, inputs.candidates, named)
+    output: PolicyOutput = net(base[:, None], slots[:, None], inputs.blueprints[:, None], net.begin(envs), context)
+    return output
+
+
+def random_context(spec: Layout, envs: int, draws: torch.Generator) -> EpisodeContext:
+    shape = (envs, len(spec.slots), len(spec.blueprints), len(spec.candidate))
+    return EpisodeContext(
+        exists=torch.ones(envs, len(spec.slots), dtype=torch.bool),
+        candidates=torch.randn(*shape, generator=draws),
+        named=torch.ones(envs, len(spec.blueprints), dtype=torch.bool),
     )
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 from torch import nn
 
 from esper.controllers import Policy, PolicyController, RunningStatistics
-from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
+from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs, run_inputs
 from tests.fixtures_environment import environment
 
 
@@ -42,7 +43,7 @@ def test_a_compiler_error_is_raised() -> None:
     net.compile(backend=broken, dynamic=True)
     inputs = random_inputs(net.layout, 2, draws())
     with pytest.raises(Exception, match="no such kernel"):
-        net(inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], net.begin(2))
+        run_inputs(net, inputs)
 
 
 def test_a_policys_floors_reach_its_actions_through_the_masks() -> None:
@@ -50,8 +51,7 @@ def test_a_policys_floors_reach_its_actions_through_the_masks() -> None:
     inputs, seen = random_inputs(spec, 30, draws()), {}
     for floor in (0.0, 0.2):
         net = policy(spec, gains={"hidden": 1.4, "policy": 50.0, "value": 1.0}, floors={"op": floor})
-        output = net(inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], net.begin(30))
-        distribution = net.distribution(output.logits, inputs.masks)
+        distribution = net.distribution(run_inputs(net, inputs).logits, inputs.masks, explore=True)
         ops = [
             torch.full((30, len(spec.options)), 0).index_fill(1, torch.tensor([0]), op) for op in range(len(spec.ops))
         ]
@@ -62,22 +62,22 @@ def test_a_policys_floors_reach_its_actions_through_the_masks() -> None:
     assert not seen[0.2][~legal].any()
 
 
-def test_the_lstm_reads_layer_normalised_features_and_there_is_no_other_layer_norm() -> None:
+def test_the_lstm_reads_layer_normalised_features_and_no_other_layer_of_the_core_has_a_norm() -> None:
     net = policy(layers=1)
     seen: list[torch.Tensor] = []
     assert net.memory is not None
     net.memory.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     inputs = random_inputs(net.layout, 5, draws())
-    net(50 * inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], net.begin(5))
+    run_inputs(net, replace(inputs, base=50 * inputs.base))
     torch.testing.assert_close(seen[0].mean(-1), torch.zeros(5, 1), atol=1e-5, rtol=0)
     torch.testing.assert_close(seen[0].var(-1, unbiased=False), torch.ones(5, 1), atol=1e-3, rtol=0)
-    assert sum(isinstance(module, nn.LayerNorm) for module in net.modules()) == 1
+    assert sum(isinstance(module, nn.LayerNorm) for module in (*net.features.modules(), *net.heads.modules())) == 0
 
 
 def test_the_default_policy_starts_nearly_uniform_with_hidden_layers_of_gain_root_2() -> None:
     net = policy()
     gains = {
-        2**0.5: [net.slot, *net.features, *[head[0] for head in net.heads.values()], net.critic[0]],
+        2**0.5: [net.slot.encode, *net.features, *[head[0] for head in net.heads.values()], net.critic[0]],
         0.1: [head[-1] for head in net.heads.values()],
         1.0: [net.critic[-1]],
     }
@@ -94,7 +94,7 @@ def test_acting_records_no_gradient_and_evaluating_actions_does() -> None:
     assert choice.log_prob.is_inference()
     assert choice.value.is_inference()
     assert memory.state[0].is_inference()
-    output = net(inputs.base[:, None], inputs.slots[:, None], inputs.blueprints[:, None], net.begin(3))
+    output = run_inputs(net, inputs)
     distribution = net.distribution(output.logits, inputs.masks)
     assert distribution.log_prob(choice.action.clone()).requires_grad
     assert distribution.entropy().requires_grad
@@ -115,7 +115,7 @@ def test_the_lstm_state_is_carried_from_step_to_step_in_a_real_environment() -> 
         observation = env.step(choice.action).observation  # raises if the action is illegal
     blueprints = torch.stack([each.blueprints for each in seen], 1)
     base, slots = (torch.stack([getattr(choice, part) for choice in choices], 1) for part in ("base", "slots"))
-    whole = net(base, slots, blueprints, net.begin(2))
+    whole = net(base, slots, blueprints, net.begin(2), choices[0].context)
     torch.testing.assert_close(whole.value, torch.stack([choice.value for choice in choices], 1))
     torch.testing.assert_close(whole.state[0], memory.state[0])
 

@@ -1,10 +1,14 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 import torch
 
-from esper.controllers import Policy, PolicyController
-from esper.controllers.policy import MIN_HEAD_HIDDEN
+from esper.controllers import EpisodeContext, LSTMState, Policy, PolicyController
+from esper.controllers.policy import MIN_HEAD_HIDDEN, PolicyOutput
 from esper.lifecycle import HEAD_NAMES
-from tests.controllers.fixtures_policies import draws, layout, policy, random_inputs
+from esper.observation import PolicyInputs
+from tests.controllers.fixtures_policies import draws, layout, policy, random_context, random_inputs
 
 
 def random_sequences(
@@ -12,17 +16,28 @@ def random_sequences(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     noise, spec = draws(rng_seed), net.layout
     return (
-        torch.randn(envs, steps, spec.base, generator=noise),
-        torch.randn(envs, steps, len(spec.slots), spec.slot, generator=noise),
+        torch.randn(envs, steps, len(spec.base_inputs), generator=noise),
+        torch.randn(envs, steps, len(spec.slots), len(spec.slot), generator=noise),
         torch.randint(0, len(spec.blueprints) + 1, (envs, steps, len(spec.slots)), generator=noise),
     )
 
 
-@pytest.mark.parametrize("slots", [1, 3, 4, 5])
+def run(
+    net: Policy,
+    inputs: Sequence[torch.Tensor],
+    state: LSTMState | None = None,
+    context: EpisodeContext | None = None,
+) -> PolicyOutput:
+    envs = len(inputs[0])
+    output: PolicyOutput = net(*inputs, state or net.begin(envs), context or random_context(net.layout, envs, draws()))
+    return output
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
 @pytest.mark.parametrize("actions", ["core", "full"])
 def test_the_head_table_sizes_every_head(actions: str, slots: int) -> None:
     net = policy(layout(actions, slots))
-    output = net(*random_sequences(net, 3), net.begin(2))
+    output = run(net, random_sequences(net, 3))
     assert tuple(net.heads) == net.layout.head_names == tuple(h for h in HEAD_NAMES if h in net.layout.options)
     assert output.logits.op.shape == (6, len(net.layout.ops))
     assert output.logits.slot.shape == (6, len(net.layout.ops), slots)
@@ -34,9 +49,9 @@ def test_the_head_table_sizes_every_head(actions: str, slots: int) -> None:
 def test_a_whole_sequence_gives_the_same_as_step_by_step() -> None:
     net = policy(layers=2)
     inputs, state = random_sequences(net, 5), net.begin(2)
-    whole = net(*inputs, state)
+    whole = run(net, inputs, state)
     for step in range(5):
-        one = net(*[part[:, step : step + 1] for part in inputs], state)
+        one = run(net, [part[:, step : step + 1] for part in inputs], state)
         state = one.state
         torch.testing.assert_close(one.value[:, 0], whole.value[:, step])
     for mine, theirs in zip(state, whole.state, strict=True):
@@ -49,7 +64,7 @@ def test_a_policy_depends_on_past_observations_only_with_an_lstm() -> None:
         inputs = random_sequences(net, 4)
         changed = [part.clone() for part in inputs]
         changed[0][:, 0] += 1
-        difference = (net(*inputs, net.begin(2)).value - net(*changed, net.begin(2)).value).abs()
+        difference = (run(net, inputs).value - run(net, changed).value).abs()
         assert bool((difference[:, 1:] > 0).any()) is has_memory
         assert (difference[:, 0] > 0).all()
 
@@ -59,7 +74,7 @@ def test_environments_are_independent() -> None:
     inputs = random_sequences(net, 4, envs=3)
     changed = [part.clone() for part in inputs]
     changed[0][1] += 1
-    before, after = (net(*each, net.begin(3)).value for each in (inputs, changed))
+    before, after = (run(net, each).value for each in (inputs, changed))
     assert torch.equal(before[[0, 2]], after[[0, 2]])
     assert not torch.equal(before[1], after[1])
 
@@ -69,7 +84,7 @@ def test_the_logits_of_a_slot_depend_on_its_blueprint() -> None:
     base, slots, blueprints = random_sequences(net, 1, envs=1)
     other = blueprints.clone()
     other[..., 2] = (blueprints[..., 2] + 1) % (len(net.layout.blueprints) + 1)
-    mine, theirs = (net(base, slots, each, net.begin(1)).logits.slot[0] for each in (blueprints, other))
+    mine, theirs = (run(net, (base, slots, each)).logits.slot[0] for each in (blueprints, other))
     assert not torch.equal(mine[:, 2], theirs[:, 2])
 
 
@@ -126,7 +141,7 @@ def test_a_compiled_network_gives_the_same_output_and_state_dict_names(layers: i
     plain, net = policy(layers=layers), policy(layers=layers)
     net.compile(backend="eager", fullgraph=layers == 0)
     inputs = random_sequences(net, 3)
-    torch.testing.assert_close(net(*inputs, net.begin(2)).value, plain(*inputs, plain.begin(2)).value)
+    torch.testing.assert_close(run(net, inputs).value, run(plain, inputs).value)
     assert list(net.state_dict()) == list(plain.state_dict())
 
 
@@ -134,7 +149,7 @@ def test_a_compiled_network_gives_the_same_output_and_state_dict_names(layers: i
 def test_forward_and_distribution_run_on_the_meta_device(actions: str) -> None:
     net = policy(layout(actions), validate=False).to("meta")
     inputs = [part.to("meta") for part in random_sequences(net, 3)]
-    output = net(*inputs, net.begin(2))
+    output = run(net, inputs, context=random_context(net.layout, 2, draws()).to(torch.device("meta")))
     masks = random_inputs(net.layout, 6, draws()).masks.to(torch.device("meta"))
     distribution = net.distribution(output.logits, masks)
     action = distribution.mode()
@@ -147,9 +162,8 @@ def test_the_actions_of_an_episode_do_not_depend_on_other_episodes() -> None:
     inputs = random_inputs(net.layout, 3, draws())
     all_actions, _ = controller.act(inputs, controller.begin([7, 8, 9]))
     rows = [2, 0]
-    subset = type(inputs)(
-        inputs.base[rows], inputs.slots[rows], inputs.blueprints[rows], inputs.masks.each(lambda m: m[rows])
-    )
+    parts = {name: part[rows] for name, part in vars(inputs).items() if name != "masks"}
+    subset = PolicyInputs(**parts, masks=inputs.masks.each(lambda mask: mask[rows]))
     actions, _ = controller.act(subset, controller.begin([9, 7]))
     assert torch.equal(all_actions[rows], actions)
 
@@ -168,6 +182,136 @@ def test_stored_log_probs_equal_those_of_a_second_forward_pass() -> None:
     net = policy(layout("full", 4))
     controller, inputs = PolicyController(net, greedy=False), random_inputs(layout("full", 4), 30, draws())
     choice, _ = controller.decide(inputs, controller.begin(range(30)))
-    output = net(choice.base[:, None], choice.slots[:, None], inputs.blueprints[:, None], net.begin(30))
+    sequences = (choice.base[:, None], choice.slots[:, None], inputs.blueprints[:, None])
+    output = run(net, sequences, context=choice.context)
     again = net.distribution(output.logits, inputs.masks).log_prob(choice.action)
     torch.testing.assert_close(choice.log_prob, again, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", [0, 2])
+def test_permuting_slots_permutes_the_logits(attention: int) -> None:
+    net = policy(layout("full", 5), attention=attention)
+    base, slots, blueprints = random_sequences(net, 3)
+    context, order = random_context(net.layout, 2, draws(1)), [3, 0, 4, 1, 2]
+    moved = replace(context, exists=context.exists[:, order], candidates=context.candidates[:, order])
+    plain = run(net, (base, slots, blueprints), context=context)
+    permuted = run(net, (base, slots[:, :, order], blueprints[:, :, order]), context=moved)
+    torch.testing.assert_close(permuted.value, plain.value)
+    torch.testing.assert_close(permuted.logits.op, plain.logits.op)
+    torch.testing.assert_close(permuted.logits.slot, plain.logits.slot[..., order])
+    for head, table in plain.logits.others.items():
+        torch.testing.assert_close(permuted.logits.others[head], table[:, :, order])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", [0, 2])
+def test_slots_that_do_not_exist_change_nothing(attention: int) -> None:
+    """Their features, seeds and candidates are arbitrary."""
+    small, padded = policy(layout("full", 2), attention=attention), policy(layout("full", 5), attention=attention)
+    assert all(torch.equal(a, b) for a, b in zip(small.parameters(), padded.parameters(), strict=True))
+    base, slots, blueprints = random_sequences(padded, 3)
+    context = random_context(padded.layout, 2, draws(1))
+    own = replace(context, exists=context.exists[:, :2], candidates=context.candidates[:, :2])
+    context.exists[:, 2:] = False
+    plain = run(small, (base, slots[:, :, :2], blueprints[:, :, :2]), context=own)
+    output = run(padded, (base, slots, blueprints), context=context)
+    torch.testing.assert_close(output.value, plain.value)
+    torch.testing.assert_close(output.logits.slot[..., :2], plain.logits.slot)
+    for head, table in plain.logits.others.items():
+        torch.testing.assert_close(output.logits.others[head][:, :, :2], table)
+
+
+def test_an_episode_samples_the_same_actions_next_to_hosts_with_more_slots() -> None:
+    small, padded = policy(layout("core", 2)), policy(layout("core", 5))
+    inputs = random_inputs(padded.layout, 40, draws())
+    inputs.exists[:, 2:] = False
+    inputs.masks.slot[..., 2:] = False
+    inputs.masks.op.copy_(inputs.masks.slot.any(-1))
+    inputs.masks.op[:, 0] = True
+    masks = replace(inputs.masks, slot=inputs.masks.slot[..., :2])
+    parts = {name: getattr(inputs, name)[:, :2] for name in ("slots", "blueprints", "exists", "candidates")}
+    own = replace(inputs, **parts, masks=masks)
+    for step in range(2):
+        actions = [
+            _act_twice(PolicyController(net, greedy=False), each)[step]
+            for net, each in ((small, own), (padded, inputs))
+        ]
+        assert torch.equal(*actions)
+        assert len(actions[0].unique(dim=0)) > 4
+
+
+def _act_twice(controller: PolicyController, inputs: PolicyInputs) -> list[torch.Tensor]:
+    """A generator that drew too much for the first action would give another second one."""
+    memory, actions = controller.begin(range(len(inputs.base))), []
+    for _ in range(2):
+        action, memory = controller.act(inputs, memory)
+        actions.append(action)
+    return actions
+
+
+@torch.no_grad()
+def test_a_blueprint_is_chosen_by_its_descriptor_in_the_slot_and_by_its_name() -> None:
+    net = policy(layout("core", 3))
+    inputs, context = random_sequences(net, 1), random_context(net.layout, 2, draws(1))
+    plain = run(net, inputs, context=context).logits.others["blueprint"][:, 0]
+    other = replace(context, candidates=context.candidates.clone())
+    other.candidates[:, 1, 2] += 1
+    changed = run(net, inputs, context=other).logits.others["blueprint"][:, 0] != plain
+    assert changed[:, 1, 2].all()
+    unnamed = replace(context, named=context.named.clone())
+    unnamed.named[:, 0] = False
+    by_name = run(net, inputs, context=unnamed).logits.others["blueprint"][:, 0] != plain
+    assert by_name[:, :, 0].all()
+
+
+@torch.no_grad()
+def test_two_blueprints_without_names_and_with_equal_descriptors_are_equally_likely() -> None:
+    net = policy(layout("core", 3))
+    context = random_context(net.layout, 2, draws(1))
+    context.candidates[:, :, 1] = context.candidates[:, :, 0]
+    context.named[:, :2] = False
+    table = run(net, random_sequences(net, 1), context=context).logits.others["blueprint"]
+    assert torch.equal(table[..., 0], table[..., 1])
+
+
+def test_a_missing_group_of_features_has_no_effect_and_is_flagged() -> None:
+    net = policy()
+    first, second = random_inputs(net.layout, 4, draws(1)), random_inputs(net.layout, 4, draws(2))
+    mixed = replace(first, base=first.base.clone(), slots=first.slots.clone())
+    mixed.base[:, 5], mixed.slots[:, :, 3] = second.base[:, 5], second.slots[:, :, 3]  # the group contribution
+    available = torch.ones(4, len(net.layout.groups), dtype=torch.bool)
+    assert not torch.equal(net.normalised(first, available)[0], net.normalised(mixed, available)[0])
+    available[:, net.layout.groups.index("contribution")] = False
+    for mine, theirs in zip(net.normalised(first, available), net.normalised(mixed, available), strict=True):
+        assert torch.equal(mine, theirs)
+    flags = net.normalised(first, available)[0][:, -len(net.layout.groups) :]
+    assert torch.equal(flags, available.float())
+
+
+def test_groups_and_names_are_missing_in_a_tenth_of_training_episodes_and_in_no_other() -> None:
+    net = policy(group_dropout=0.1, name_dropout=0.1)
+    training = PolicyController(net, greedy=False, explore=True).begin(range(2000))
+    for known in (training.available, training.named):
+        torch.testing.assert_close(known.float().mean(0), torch.full(known.shape[1:], 0.9), atol=0.03, rtol=0)
+    again = PolicyController(net, greedy=False, explore=True).begin(range(1000, 1010))
+    assert torch.equal(again.available, training.available[1000:1010])
+    evaluated = PolicyController(net, greedy=False).begin(range(100))
+    assert evaluated.available.all()
+    assert evaluated.named.all()
+
+
+@torch.no_grad()
+def test_floors_are_part_of_training_episodes_only_and_their_log_probs_are_stored() -> None:
+    net = policy(floors={"op": 0.2}, gains={"hidden": 1.0, "policy": 30.0, "value": 1.0})
+    inputs = random_inputs(net.layout, 400, draws())
+    decisions = {}
+    for explore in (False, True):
+        controller = PolicyController(net, greedy=False, explore=explore)
+        decisions[explore], _ = controller.decide(inputs, controller.begin(range(400)))
+    assert torch.equal(decisions[False].log_prob, decisions[False].behaviour)
+    trained = decisions[True]
+    has_choice = inputs.masks.op.sum(-1) > 1
+    assert (trained.behaviour[has_choice, 0].exp() >= 0.2 - 1e-6).all()
+    assert trained.log_prob[has_choice, 0].exp().min() < 0.01
+    assert torch.equal(trained.log_prob[:, 1:], trained.behaviour[:, 1:])

@@ -68,7 +68,7 @@ def test_samples_are_not_normalised_before_the_first_fold() -> None:
 def test_the_statistics_are_part_of_the_policys_state_dict() -> None:
     mine, theirs = policy(), policy(rng_seed=1)
     base, slots = torch.randn(2, 3, 6, generator=draws()), torch.randn(2, 3, 3, 4, generator=draws())
-    mine.fold(mine.moments(base, slots, torch.ones(2, 3, dtype=torch.bool)))
+    mine.fold(mine.moments(base, slots, torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 3, dtype=torch.bool)))
     theirs.load_state_dict(mine.state_dict())
     assert theirs.base_statistics.count == 6
     assert theirs.slot_statistics.count == 18

@@ -37,7 +37,12 @@ class MatchingEnv:
 
     def __init__(self, envs: int = 4, steps: int = 5, actions: str = "core", end: str = "terminate") -> None:
         self.name, self.envs, self.steps, self._length, self._end = "matching", envs, steps, steps, end
-        self.layout = Layout.from_space(space(actions, 3), 4, 2)
+        self.layout = Layout.from_space(
+            space(actions, 3),
+            base=dict.fromkeys(("key=0", "key=1", "key=2", "one")),
+            slot=dict.fromkeys(("number", "zero")),
+            candidate=("number",),
+        )
 
     def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
         return derive_seed(purpose, run_seed, index)
@@ -85,8 +90,14 @@ class MatchingEnv:
             if head not in ("op", "slot")
         }
         base = torch.cat([torch.nn.functional.one_hot(key, 3).float(), torch.ones(self.envs, 1)], -1)
+        number = torch.arange(3.0) - 1  # of each slot, and of each blueprint
         return PolicyInputs(
-            base, torch.zeros(self.envs, 3, 2), torch.zeros(self.envs, 3).long(), Masks(op, slot, others)
+            base=base,
+            slots=torch.stack([number, torch.zeros(3)], -1).expand(self.envs, -1, -1),
+            blueprints=torch.zeros(self.envs, 3).long(),
+            exists=torch.ones(self.envs, 3, dtype=torch.bool),
+            candidates=number[:, None].expand(self.envs, 3, -1, -1),
+            masks=Masks(op, slot, others),
         )
 
 
