@@ -64,11 +64,6 @@ KEYS = {  # pattern of a configuration key -> new name of its last part
 }
 NEW_TARGETS = {"callbacks.anomalies.thresholds": "esper.telemetry.Thresholds"}  # of nodes that had none
 OPTIONS = {("policy", "lstm_open"): "lstm_floors", ("ablation", "critic_of_rest"): "value_target_rest"}
-BATCH_EXPERIMENTS = {  # that measured episodes in batches; those of the old names now have a budget of FLOPs
-    "cifar_ppo": "cifar_batches_ppo",
-    "cifar_ppo_gpu": "cifar_batches_ppo",
-    "cifar_baseline_ppo": "cifar_baseline_batches_ppo",
-}
 SUMMARY_KEYS = {"asked": "requested"}  # of summary.json
 
 
@@ -84,12 +79,6 @@ def renamed_override(override: str) -> str:
     key, equals, value = override.removeprefix(prefix).partition("=")
     values = ",".join(OPTIONS.get((key, part), part) for part in value.split(",")) if equals else value
     return f"{prefix}{renamed_key(key) or key}{equals}{values}"
-
-
-def batch_override(override: str) -> str:
-    """An override of a run that measured episodes in batches, with the present name of its experiment."""
-    key, _, value = override.partition("=")
-    return f"{key}={BATCH_EXPERIMENTS.get(value, value)}" if key == "+experiment" else override
 
 
 def rename_config(node: Any, path: str = "") -> Any:

@@ -12,12 +12,11 @@ import yaml
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from esper.checkpoints import find_checkpoint, load_controller, read_origin
+from esper.checkpoints import find_checkpoint, read_origin
 from esper.checkpoints.resume import merge_overrides
 from esper.checkpoints.runs import read_overrides
 from esper.command_line import CONF, check_renamed
 from esper.config import build, compose_config, flatten, migrate_config
-from esper.ppo import read_checkpoint
 from esper.renames import KEYS, MODULES, NEW_TARGETS, OPTIONS, TARGETS, renamed_key
 from esper.run import cli
 
@@ -158,20 +157,9 @@ def test_a_run_directory_of_version_0_1_is_read_with_the_new_names(tmp_path: Pat
     assert merged == compose_config("run", longer)
 
 
-def test_an_exported_controller_of_version_0_1_loads(tmp_path: Path) -> None:
-    name = "pretrained/cifar_batches_ppo_0"
-    shipped = find_checkpoint(name)
-    content = torch.load(shipped, weights_only=True)
-    metadata = content["esper"]
-    history = metadata.pop("training")
-    history |= {"config": downgrade(history["config"]), "overrides": ["+experiment=cifar_ppo", "policy=lstm_open"]}
-    metadata |= {"version": 1, "earlier": metadata.pop("start_cost"), "origin": history}
-    path = tmp_path / "old.pt"
-    torch.save(content, path)
-    assert "most" in history["config"]["policy"]
-    layout = read_checkpoint(shipped).metadata.layout
-    before, now = load_controller(str(path), layout), load_controller(name, layout)
-    assert before.weights_digest == now.weights_digest
-    assert (before.task, before.training_digest) == (now.task, now.training_digest)
-    assert read_origin(path).overrides == ["+experiment=cifar_batches_ppo", "policy=lstm_floors"]
-    assert read_origin(path).config == read_origin(shipped).config
+def test_an_exported_controller_of_version_0_1_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    content = torch.load(find_checkpoint("pretrained"), weights_only=True)
+    content["esper"]["version"] = 1
+    torch.save(content, tmp_path / "old.pt")
+    with pytest.raises(ValueError, match=r"old\.pt: has version 1, of a policy for a fixed number of slots; "):
+        read_origin(tmp_path / "old.pt")

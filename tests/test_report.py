@@ -161,12 +161,11 @@ def test_training_runs_are_reported_with_and_without_an_evaluation(
 @pytest.mark.usefixtures("rendered_figures")
 def test_a_saved_controller_has_its_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    main(["pretrained/cifar_batches_ppo_0", "pretrained/cifar_batches_ppo_1", "--out", "report"])
+    main(["pretrained", "--out", "report"])
     text = Path("report/report.md").read_text()
     assert "esper: cifar_ppo, cifar_blind on cifar10" in text
-    assert "| seed=0 | 30 |" in text
-    assert "| seed=1 | 30 |" in text
-    assert "python -m esper.run +experiment=cifar_batches_ppo seed=1" in text
+    assert "| seed=0 |" in text
+    assert "python -m esper.run +experiment=cifar_ppo" in text
     assert Path("report/pictures/learning0.png").stat().st_size > 10_000
     main([str(PRETRAINED["pretrained"])])
     assert next(Path("outputs/report").glob("*/report.md")).is_file()

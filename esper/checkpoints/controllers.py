@@ -15,7 +15,7 @@ from esper.checkpoints.origin import TrainingOrigin, checkpoint_label, find_chec
 from esper.checkpoints.task import LOCAL_KEYS, TASK, task_settings
 from esper.command_line import override_key
 from esper.config import build, grows_hosts
-from esper.controllers import Policy, check_transferable, describe_differences, known_options, map_weights
+from esper.controllers import Policy, check_transferable, contract_differences, known_options, map_weights
 from esper.lifecycle import Layout
 from esper.ppo import AtomicCheckpointIO, Checkpoint, CheckpointMetadata, TrainingHistory, read_checkpoint
 
@@ -82,7 +82,7 @@ def load_controller(name: str, layout: Layout) -> TrainedController:
     )
     task = {**task_settings(origin.config), "slots.blueprints": list(metadata.layout.blueprints)}
     digest = _training_digest(task, origin.config)
-    differences = describe_differences(metadata.layout, layout)
+    differences = contract_differences(metadata.layout, layout)
     return TrainedController(checkpoint_label(name), policy.eval(), differences, info.weights, digest, task, info)
 
 

@@ -13,7 +13,7 @@ from esper.config import migrate_config
 from esper.controllers import Policy
 from esper.ppo import LAST, Counters, read_checkpoint
 from esper.records import HELD_OUT, read_rounds
-from esper.renames import batch_override, renamed_override
+from esper.renames import renamed_override
 
 SHIPPED = Path(__file__).parent.parent / "pretrained"
 DEFAULT_EXPERIMENT = "cifar_ppo"  # its controllers are named only by their seed
@@ -94,18 +94,11 @@ def read_origin(checkpoint: Path) -> TrainingOrigin:
     history = read_checkpoint(checkpoint).metadata.training
     if history is not None:
         config = migrate_config(OmegaConf.create(dict(history.config)))
-        overrides = _present_overrides(list(map(renamed_override, history.overrides)), config)
+        overrides = list(map(renamed_override, history.overrides))
         return TrainingOrigin(checkpoint, overrides, config, history.trained_on, history.rounds)
     run = _run_directory(checkpoint)
     config = _run_config(run)
-    overrides = _present_overrides(read_overrides(run), config)
-    return TrainingOrigin(run, overrides, config, preset_names(run), read_rounds(run / "rounds.jsonl"))
-
-
-def _present_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
-    """The overrides of a run with the present names of experiments."""
-    has_budget = any(config.environment.get(key) is not None for key in ("budget", "budget_batches"))
-    return list(overrides) if has_budget else list(map(batch_override, overrides))
+    return TrainingOrigin(run, read_overrides(run), config, preset_names(run), read_rounds(run / "rounds.jsonl"))
 
 
 def _run_directory(checkpoint: Path) -> Path:

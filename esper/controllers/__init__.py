@@ -1,6 +1,6 @@
 """Controllers: what decides about growth."""
 
-from esper.controllers.contract import check_transferable, describe_differences, known_options, map_weights
+from esper.controllers.contract import check_transferable, contract_differences, known_options, map_weights
 from esper.controllers.controller import Controller, is_legal, make_action
 from esper.controllers.distribution import FactoredDistribution, Logits
 from esper.controllers.fragrow import FragrowController
@@ -36,7 +36,7 @@ __all__ = [
     "ScheduleEntry",
     "calibrate_rates",
     "check_transferable",
-    "describe_differences",
+    "contract_differences",
     "is_legal",
     "keeps_every_seed",
     "known_options",

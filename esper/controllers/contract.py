@@ -100,7 +100,7 @@ def known_options(saved: Layout, current: Layout) -> dict[str, Tensor]:
     return known
 
 
-def describe_differences(saved: Layout, current: Layout) -> list[str]:
+def contract_differences(saved: Layout, current: Layout) -> list[str]:
     """What a policy does not know of this layout, and what it knows that is not there; empty if nothing differs."""
     pairs: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         "feature": ((*saved.base, *saved.slot), (*current.base, *current.slot)),

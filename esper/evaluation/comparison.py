@@ -113,6 +113,8 @@ class Comparison:
             changed = describe_differences(trained.task, task)
             if changed:
                 remarks.append(f"Transfer: {trained.label} was trained on another task ({'; '.join(changed)}).")
+            if trained.differences:
+                remarks.append(f"{trained.label}: its weights are mapped by name ({'; '.join(trained.differences)}).")
         bare = [episode for episode in self.context.reference if not episode.fossils]
         if bare:
             remarks.append(

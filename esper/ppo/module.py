@@ -24,7 +24,6 @@ from esper.rng import make_generator
 
 ADAM_EPS = 1e-5  # as in the first PPO implementations; 1e-8 makes early steps erratic
 KL_MARGIN = 1.5  # an update ends when the KL exceeds this times the target
-RENAMED_CALLBACKS = {"Checkpoints": "CheckpointCallback"}  # state keys of version 0.1
 PATIENCE = 3  # consecutive updates with a skipped minibatch before the run stops
 
 
@@ -239,7 +238,7 @@ class PPO(LightningModule):
         groups = self.configure_optimizers().state_dict()["param_groups"]
         for state in checkpoint.get("optimizer_states", []):
             state["param_groups"] = groups  # learning rate and weight decay are those of this run
-        states = {RENAMED_CALLBACKS.get(key, key): state for key, state in checkpoint.get("callbacks", {}).items()}
+        states = checkpoint.get("callbacks", {})
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         present = {callback.state_key for callback in callbacks}  # a resumed run may switch some off
         checkpoint["callbacks"] = {key: state for key, state in states.items() if key in present}

@@ -7,7 +7,7 @@ from esper.controllers import (
     Policy,
     PolicyController,
     check_transferable,
-    describe_differences,
+    contract_differences,
     known_options,
     map_weights,
 )
@@ -56,7 +56,7 @@ def test_with_nothing_added_the_weights_are_the_same_bit_for_bit() -> None:
     net = trained(layout("full", 3))
     fitted = transferred(net, layout("full", 3))
     assert fitted.known == {}
-    assert describe_differences(net.layout, fitted.layout) == []
+    assert contract_differences(net.layout, fitted.layout) == []
     for mine, theirs in zip(net.state_dict().values(), fitted.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -82,7 +82,7 @@ def test_a_new_feature_in_the_middle_has_no_effect_and_the_others_keep_theirs() 
     )
     torch.testing.assert_close(run_inputs(fitted, new).logits.op, run_inputs(net, old).logits.op)
     torch.testing.assert_close(run_inputs(fitted, new).logits.slot, run_inputs(net, old).logits.slot)
-    assert describe_differences(before, now) == ["new feature: also_new, new"]
+    assert contract_differences(before, now) == ["new feature: also_new, new"]
 
 
 @torch.no_grad()
@@ -106,7 +106,7 @@ def test_a_feature_replaced_by_another_of_equal_width_is_noticed() -> None:
     changed = replace(inputs, base=inputs.base.clone())
     changed.base[:, 2] += 5
     assert torch.equal(run_inputs(fitted, inputs).logits.op, run_inputs(fitted, changed).logits.op)
-    assert describe_differences(before, now) == ["new feature: other", "gone feature: c"]
+    assert contract_differences(before, now) == ["new feature: other", "gone feature: c"]
 
 
 @torch.no_grad()

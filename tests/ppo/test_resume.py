@@ -1,6 +1,5 @@
 """Resumed runs: whatever ended them, they continue as if nothing had happened."""
 
-import gzip
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from esper.ppo import LAST, PPO, AtomicCheckpointIO, CheckpointCallback, Rollout, StoppedError
+from esper.ppo import LAST, PPO, AtomicCheckpointIO, CheckpointCallback, Rollout, StoppedError, read_checkpoint
 from tests.ppo.fixtures_environments import MatchingEnv, make_collector, make_module, make_trainer
 
 ROUNDS = 4
@@ -242,24 +241,14 @@ def test_a_metric_that_is_not_finite_is_never_the_best(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_checkpoint_without_the_progress_of_lightning_is_resumed(tmp_path: Path, version: int) -> None:
-    """Of a run that was resumed after its first round, which Lightning did not count, and stopped in its third."""
-    (tmp_path / LAST).write_bytes(gzip.decompress((Path(__file__).parent / "stopped_run.ckpt.gz").read_bytes()))
-    if version == 1:
-        saved = torch.load(tmp_path / LAST, weights_only=True)
-        saved["esper"] |= {"version": 1, "earlier": saved["esper"].pop("start_cost")}
-        saved["callbacks"] = {"Checkpoints": saved["callbacks"]["CheckpointCallback"]}
-        torch.save(saved, tmp_path / LAST)
-    settings: dict[str, Any] = {"network": TINY_NETWORK, "epochs": 10, "value_loss": "huber"}
-    _, resumed = run(tmp_path, **settings)
-    assert [(kind, done) for kind, done, *_ in resumed.rounds] == [
-        ("training", 2), ("training", 3), ("sampled", 4), ("greedy", 4)
-    ]  # fmt: skip
-    assert content(tmp_path)["/callbacks/CheckpointCallback/highest"] >= 0.75, "of its first rounds"
-    run(tmp_path / "new", **settings)
-    after, expected = content(tmp_path), content(tmp_path / "new")
-    for name in (name for name in expected if name.startswith("/state_dict")):
-        torch.testing.assert_close(after[name], expected[name], atol=1e-4, rtol=1e-3)
+def test_a_checkpoint_of_a_policy_for_a_fixed_number_of_slots_is_refused(tmp_path: Path, version: int) -> None:
+    run(tmp_path, rounds=1)
+    saved = torch.load(tmp_path / LAST, weights_only=True)
+    saved["esper"]["version"] = version
+    torch.save(saved, tmp_path / LAST)
+    sentence = rf"last\.ckpt: has version {version}, of a policy for a fixed number of slots; .*: train .* again\.$"
+    with pytest.raises(ValueError, match=sentence):
+        read_checkpoint(tmp_path / LAST)
 
 
 def test_a_resumed_run_may_leave_out_callbacks_of_the_checkpoint(tmp_path: Path) -> None:
