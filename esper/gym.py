@@ -186,7 +186,8 @@ class GymnasiumVectorEnv:
                 op[index] = torch.from_numpy(np.asarray(env.get_wrapper_attr("action_masks")(), dtype=bool))
         no_slot_features = torch.zeros(self.envs, 1, 0)
         masks = Masks(op, torch.zeros(*op.shape, 1, dtype=torch.bool), {})
-        return PolicyInputs(base, no_slot_features, torch.zeros(self.envs, 1, dtype=torch.int64), masks)
+        exists = torch.ones(self.envs, 1, dtype=torch.bool)
+        return PolicyInputs(base, no_slot_features, torch.zeros(self.envs, 1, dtype=torch.int64), exists, masks)
 
 
 def _import_modules(name: str) -> None:

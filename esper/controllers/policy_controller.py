@@ -72,7 +72,7 @@ class PolicyController:
 
 
 class PermutedPolicyController:
-    """A control: a policy controller that sees the features of the next episode, with the masks of its own.
+    """A control: a policy controller that sees the features of the next episode, with the slots and masks of its own.
 
     Its loss of score shows how much the policy depends on what it observes.
     """
@@ -90,4 +90,5 @@ class PermutedPolicyController:
         base, slots, blueprints = (
             part.roll(1, 0) for part in (observation.base, observation.slots, observation.blueprints)
         )
-        return self._controller.act(PolicyInputs(base, slots, blueprints, observation.masks), memory)
+        inputs = PolicyInputs(base, slots, blueprints, observation.exists, observation.masks)
+        return self._controller.act(inputs, memory)

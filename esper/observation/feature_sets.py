@@ -28,7 +28,9 @@ def observation_page() -> str:
             lines += [f"| `{feature.name}` | {feature.width} | {feature.meaning} |" for feature in table]
     lines += [
         "",
-        "An observation also has each slot's blueprint, as an index for an embedding (0 is no seed), and the masks.",
+        "An observation also has each slot's blueprint, as an index for an embedding (0 is no seed), whether the host "
+        "has each slot,",
+        "and the masks. The features of a slot that only other hosts have are 0.",
         "",
     ]
     return "\n".join(lines)

@@ -20,13 +20,14 @@ class PolicyInputs:
     base: Tensor  # float32 [envs, base features]
     slots: Tensor  # float32 [envs, slots, slot features]
     blueprints: Tensor  # int64 [envs, slots], 0 for no seed, else 1 + index into ActionSpace.blueprints
+    exists: Tensor  # bool [envs, slots], whether the host has the slot
     masks: Masks
 
     def to(self, device: torch.device) -> "PolicyInputs":
-        base, slots, blueprints = (
-            part.to(device, non_blocking=True) for part in (self.base, self.slots, self.blueprints)
+        base, slots, blueprints, exists = (
+            part.to(device, non_blocking=True) for part in (self.base, self.slots, self.blueprints, self.exists)
         )
-        return PolicyInputs(base, slots, blueprints, self.masks.to(device))
+        return PolicyInputs(base, slots, blueprints, exists, self.masks.to(device))
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,14 @@ def _rows(values: Batched, index: slice) -> Batched:
 
 
 def observe(view: View, masks: Masks, features: FeatureSet) -> Observation:
-    """Compute the observation of a view."""
+    """Compute the observation of a view; the features of a slot that the host lacks are 0."""
+    exists = view.slots.exists
+    by_slot = torch.cat([feature.make(view) for feature in features.per_slot], -1)
     return Observation(
         base=torch.cat([feature.make(view) for feature in features.base], -1),
-        slots=torch.cat([feature.make(view) for feature in features.per_slot], -1),
+        slots=torch.where(exists.unsqueeze(-1), by_slot, 0.0),
         blueprints=view.slots.blueprint + 1,
+        exists=exists,
         masks=masks,
         view=view,
     )

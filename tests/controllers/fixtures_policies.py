@@ -51,6 +51,7 @@ def random_inputs(spec: Layout, count: int, draws: torch.Generator) -> PolicyInp
         torch.randn(count, spec.base, generator=draws),
         torch.randn(count, len(spec.slots), spec.slot, generator=draws),
         torch.randint(0, len(spec.blueprints) + 1, (count, len(spec.slots)), generator=draws),
+        torch.ones(count, len(spec.slots), dtype=torch.bool),
         random_masks(spec, count, draws),
     )
 

@@ -147,9 +147,8 @@ def test_the_actions_of_an_episode_do_not_depend_on_other_episodes() -> None:
     inputs = random_inputs(net.layout, 3, draws())
     all_actions, _ = controller.act(inputs, controller.begin([7, 8, 9]))
     rows = [2, 0]
-    subset = type(inputs)(
-        inputs.base[rows], inputs.slots[rows], inputs.blueprints[rows], inputs.masks.each(lambda m: m[rows])
-    )
+    parts = (inputs.base, inputs.slots, inputs.blueprints, inputs.exists)
+    subset = type(inputs)(*(part[rows] for part in parts), inputs.masks.each(lambda m: m[rows]))
     actions, _ = controller.act(subset, controller.begin([9, 7]))
     assert torch.equal(all_actions[rows], actions)
 

@@ -85,8 +85,9 @@ class MatchingEnv:
             if head not in ("op", "slot")
         }
         base = torch.cat([torch.nn.functional.one_hot(key, 3).float(), torch.ones(self.envs, 1)], -1)
+        exists = torch.ones(self.envs, 3, dtype=torch.bool)
         return PolicyInputs(
-            base, torch.zeros(self.envs, 3, 2), torch.zeros(self.envs, 3).long(), Masks(op, slot, others)
+            base, torch.zeros(self.envs, 3, 2), torch.zeros(self.envs, 3).long(), exists, Masks(op, slot, others)
         )
 
 
