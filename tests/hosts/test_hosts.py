@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.config import load_preset
+from esper.config import compose_config, load_preset
+from esper.config.build import outline_hosts
 from esper.hosts import CNNHost, Dropout, GPTHost, Host, Slot, count_parameters
 
 PRESETS = {
@@ -38,6 +39,12 @@ def example(host: Host) -> Tensor:
 def test_a_preset_has_its_number_of_parameters(preset: str, parameters: int) -> None:
     with torch.device("meta"):
         assert count_parameters(load_preset(f"host/{preset}")) == parameters
+
+
+def test_cifar_slots_has_hosts_of_five_slot_counts() -> None:
+    hosts = outline_hosts(compose_config("evaluate", ["host=cifar_slots", "data.resolution=8"]))
+    assert [len(host.slots) for host in hosts.values()] == [1, 2, 3, 5, 8]
+    assert [count_parameters(host) for host in hosts.values()] == [490, 986, 3_482, 3_630, 3_630]
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "tinystories"])
