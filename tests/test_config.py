@@ -28,5 +28,5 @@ def test_several_options_of_a_group_are_a_list() -> None:
 
 
 def test_the_message_of_a_constructor_is_not_wrapped_by_hydra() -> None:
-    with pytest.raises(ValueError, match=r"^host\.blocks=1: must be at least 2\.$"):
-        load_preset("host/cifar_baseline", blocks=1)
+    with pytest.raises(ValueError, match=r"^host\.kernel=2: must be odd and at least 1\.$"):
+        load_preset("host/cifar_baseline", kernel=2)

@@ -1,6 +1,6 @@
 """Build objects from nodes of the configuration."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from esper.config.signatures import check_names, check_target, check_value
 from esper.data import DataError
 from esper.environment import Environment
 from esper.hosts import VARIANTS, Host, variant_arguments
-from esper.lifecycle import ActionSpace
+from esper.lifecycle import ActionSpace, merge_slot_names
 
 
 def load_preset(preset: str, **changes: object) -> Any:
@@ -121,10 +121,10 @@ def _host_builder(node: DictConfig) -> Callable[[], Host]:
 
 
 def build_action_space(config: DictConfig) -> ActionSpace:
-    """The action space over the slots of the configured host."""
-    host = outline_host(config)
-    slots = [slot.name for slot in host.slots if config.slots.names is None or slot.name in config.slots.names]
-    names = config.slots.blueprints or list(blueprints(host.topology))
+    """The action space over the slots of all configured hosts."""
+    hosts, chosen = outline_hosts(config), config.slots.names
+    slots = [name for name in slot_names(hosts.values()) if chosen is None or name in chosen]
+    names = config.slots.blueprints or list(blueprints(next(iter(hosts.values())).topology))
     space: ActionSpace = build(config.actions, _partial_=False, slots=slots, blueprints=list(names))
     return space
 
@@ -162,19 +162,27 @@ def host_variants(config: DictConfig, names: Sequence[str] = VARIANTS) -> dict[s
     }
 
 
-def outline_host(config: DictConfig) -> Host:
-    """The host on the meta device, without weights. Of several hosts it is the first; all must have the same slots."""
+def outline_hosts(config: DictConfig) -> dict[str, Host]:
+    """The hosts on the meta device, without weights, by name. All must have the same topology."""
     with torch.device("meta"):
         hosts: dict[str, Host] = {name: build(node) for name, node in host_nodes(config).items()}
     (first, host), *others = hosts.items()
     for name, other in others:
-        names = [[slot.name for slot in each.slots] for each in (host, other)]
-        if names[0] != names[1] or host.topology != other.topology:
+        if host.topology != other.topology:
             raise ValueError(
-                f"host.hosts.{name}: must have the slots and the topology of {first} ({', '.join(names[0])}; "
-                f"{host.topology}), but has {', '.join(names[1])}; {other.topology}."
+                f"host.hosts.{name}: must have the topology of {first} ({host.topology}), but has {other.topology}."
             )
-    return host
+    return hosts
+
+
+def outline_host(config: DictConfig) -> Host:
+    """The host on the meta device, without weights. Of several hosts it is the first."""
+    return next(iter(outline_hosts(config).values()))
+
+
+def slot_names(hosts: Iterable[Host]) -> list[str]:
+    """The slots of all hosts by name, each once, in the order of each host."""
+    return merge_slot_names([slot.name for slot in host.slots] for host in hosts)
 
 
 def grows_hosts(config: DictConfig) -> bool:

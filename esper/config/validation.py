@@ -1,5 +1,6 @@
 """Checks of a whole configuration, before data is loaded and objects are built."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 
 import torch
@@ -7,10 +8,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from esper.blueprints import blueprint
-from esper.config.build import build, grows_hosts, outline_host
+from esper.config.build import build, grows_hosts, outline_hosts, slot_names
 from esper.config.schema import EvaluationConfig, RunConfig
 from esper.config.signatures import check_target, check_value, read_signature
 from esper.config.suggest import suggest
+from esper.hosts import Host
 from esper.plugins import import_user_module
 from esper.telemetry.metrics import METRICS, find_metric
 
@@ -69,14 +71,9 @@ def _check_growth(config: DictConfig) -> None:
     if train is not None and config.environment.batch > train:
         raise ValueError(f"environment.batch={config.environment.batch}: must be at most data.train={train}.")
     _check_reward(config)
-    host = outline_host(config)
-    names = [slot.name for slot in host.slots]
-    chosen = config.slots.names
-    if chosen is not None and not chosen:
-        raise ValueError(f"slots.names=[]: must name at least one of {', '.join(names)}, or be null for all.")
-    for name in chosen or ():
-        if name not in names:
-            raise ValueError(f"slots.names: {name} is not a slot of this host; it has {', '.join(names)}.")
+    hosts = outline_hosts(config)
+    _check_slots(config, hosts)
+    host = next(iter(hosts.values()))
     if config.slots.blueprints is not None and not config.slots.blueprints:
         raise ValueError("slots.blueprints=[]: must name at least one, or be null for all of the host's topology.")
     for name in config.slots.blueprints or ():
@@ -86,6 +83,22 @@ def _check_growth(config: DictConfig) -> None:
         raise ValueError(
             f"data: must be {kind} for a host of topology {host.topology}; choose another data set or host."
         )
+
+
+def _check_slots(config: DictConfig, hosts: Mapping[str, Host]) -> None:
+    """Refuse slots that no host has, and hosts without any of the chosen slots."""
+    names, chosen = slot_names(hosts.values()), config.slots.names
+    if chosen is not None and not chosen:
+        raise ValueError(f"slots.names=[]: must name at least one of {', '.join(names)}, or be null for all.")
+    for name in chosen or ():
+        if name not in names:
+            owner, has = ("this host", "it has") if len(hosts) == 1 else ("any host", "they have")
+            raise ValueError(f"slots.names: {name} is not a slot of {owner}; {has} {', '.join(names)}.")
+    for name, host in hosts.items():
+        own = [slot.name for slot in host.slots]
+        if not set(own) & set(names if chosen is None else chosen):
+            key, slots = ("host" if len(hosts) == 1 else f"host.hosts.{name}"), ", ".join(own) or "none"
+            raise ValueError(f"{key}: must have at least one of the slots in slots.names, but has {slots}.")
 
 
 def _check_device(key: str, name: str) -> None:

@@ -112,7 +112,7 @@ class PolicyController:
 
 
 class PermutedPolicyController:
-    """A control: a policy controller that sees the features of the next episode, with the masks of its own.
+    """A control: a policy controller that sees the features of the next episode, with the slots and masks of its own.
 
     Its loss of score shows how much the policy depends on what it observes.
     """

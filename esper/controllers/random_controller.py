@@ -61,7 +61,9 @@ def _sample(weights: Tensor, generator: torch.Generator) -> int:
     return int(torch.multinomial(weights, 1, generator=generator))
 
 
-def calibrate_rates(space: ActionSpace, rules: Rules, steps: int, wanted: Mapping[str, float]) -> dict[str, float]:
+def calibrate_rates(
+    space: ActionSpace, rules: Rules, steps: int, wanted: Mapping[str, float], exists: Tensor | None = None
+) -> dict[str, float]:
     """Rates with which a RandomController takes each op as often as `wanted`, on average over episodes.
 
     An op that is rarely legal needs a higher rate, and what is legal depends on the ops before. So this function
@@ -72,20 +74,24 @@ def calibrate_rates(space: ActionSpace, rules: Rules, steps: int, wanted: Mappin
         space, rules: the action space and the lifecycle rules
         steps: decisions in an episode
         wanted: ops per episode, by name
+        exists: bool [episodes, slots], the slots of the hosts whose episodes are simulated in turn; None is all slots
     """
     target = torch.tensor([float(wanted.get(op.name, 0.0)) for op in space.ops])
     rates = target / target.sum()
     for _ in range(CALIBRATION_ITERATIONS):
-        counts = _simulate_counts(space, rules, steps, rates)
+        counts = _simulate_counts(space, rules, steps, rates, exists)
         rates = rates * ((target + SMALL_COUNT) / (counts + SMALL_COUNT)).sqrt()  # the root damps oscillation
         rates = (rates / rates.sum()).clamp(min=MIN_RATE) * (target > 0)
     return {op.name: rate for op, rate in zip(space.ops, rates.tolist(), strict=True) if rate > 0}
 
 
-def _simulate_counts(space: ActionSpace, rules: Rules, steps: int, rates: Tensor) -> Tensor:
+def _simulate_counts(
+    space: ActionSpace, rules: Rules, steps: int, rates: Tensor, exists: Tensor | None = None
+) -> Tensor:
     """Mean count of each op in simulated episodes without a host: [ops]. Every call uses the same random numbers."""
     generator = make_generator("calibration", 0)
-    slots = Slots.empty(CALIBRATION_EPISODES, len(space.slots))
+    rows = None if exists is None else exists[torch.arange(CALIBRATION_EPISODES) % len(exists)]
+    slots = Slots.empty(CALIBRATION_EPISODES, len(space.slots), exists=rows)
     counts = torch.zeros(len(space.ops))
     only_wait = torch.eye(len(space.ops))[space.ops.index(Op.WAIT)]
     measured = SeedMeasurements(torch.zeros_like(slots.alpha), torch.ones_like(slots.alpha))

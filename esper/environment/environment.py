@@ -18,7 +18,7 @@ from esper.environment.host_runs import RunFactory
 from esper.environment.parallel import place_runs
 from esper.environment.record import StepRecord, net_score
 from esper.environment.round import Round, RoundParts
-from esper.environment.start import EpisodeStart, initial_slots
+from esper.environment.start import EpisodeStart, check_fossils
 from esper.environment.step import GrowthStep, RewardResult
 from esper.growth import GrowingHost, GrowthOptimizer, LRSchedule, SeedSetting, fossil_settings
 from esper.hosts import Host
@@ -46,7 +46,8 @@ class Environment:
     """N host runs, each with its own episode seed. An episode does not depend on the episodes next to it.
 
     Arguments:
-        hosts: functions that build a host, by name; the episode seed determines the host of an episode
+        hosts: functions that build a host, by name; the episode seed determines the host of an episode. They may have
+            different slots, each at least one of the action space
         data: the data set
         space, rules: the action space and the lifecycle rules
         optimizer: builds the optimizer of a growing host
@@ -259,13 +260,15 @@ class Environment:
 
     def batches_for(self, flops: float, fossils: Mapping[str, tuple[str, str]], episode_seed: int) -> int:
         """`EpisodeStart.batches` for an episode that starts with these fossils, grows no others and costs `flops`."""
-        initial_slots([EpisodeStart(fossils=fossils)], self.space)  # raises on unknown names
+        check_fossils([EpisodeStart(fossils=fossils)], self.space)
+        slots = self.host_pool.slot_names(episode_seed)
+        own = {slot: seed for slot, seed in fossils.items() if slot in slots}
         validated = self.data.size("validation")
         sizes = {"steps": self.steps, "batch": self._options.batch, "validated": validated}
-        return batches_for(flops, fossils, self.host_pool.costs(episode_seed), **sizes)
+        return batches_for(flops, own, self.host_pool.costs(episode_seed), **sizes)
 
     def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
-        """The seed of the episode number `index`; with several hosts, each comes equally often."""
+        """The seed of the episode number `index`; with several hosts, each comes once in every block of episodes."""
         return self.host_pool.episode_seed(purpose, run_seed, index)
 
     def outcome(self) -> dict[str, Tensor]:

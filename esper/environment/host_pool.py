@@ -1,25 +1,27 @@
 """The hosts that episodes choose from."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import product
 
+import torch
 from torch import Tensor
 
 from esper.data import Data
 from esper.environment.costs import HostCosts
 from esper.hosts import Host
-from esper.lifecycle import ActionSpace
+from esper.lifecycle import ActionSpace, merge_slot_names
 from esper.observation import Descriptors
-from esper.rng import derive_seed
+from esper.rng import derive_seed, make_generator
 
 
 class HostPool:
     """Hosts by name, with their costs. The episode seed determines the host of an episode.
 
+    Hosts may have different slots, but each has at least one of the action space.
+
     Arguments:
         hosts: functions that build a host, by name
         example: one sample, [1, ...]
-        slots: slots that every host must have
+        slots: the slots of the action space
         variants: for each host, functions that build wider and deeper ones, by name
     """
 
@@ -30,18 +32,22 @@ class HostPool:
         slots: Sequence[str],
         variants: Mapping[str, Mapping[str, Callable[[], Host]]] | None = None,
     ) -> None:
-        self._hosts, self._example = dict(hosts), example
+        self._hosts, self._example, self._slots = dict(hosts), example, tuple(slots)
         self._variants = variants or {}
         self._variant_costs: dict[tuple[str, str], HostCosts] = {}
         self._costs = {name: HostCosts(build, example) for name, build in hosts.items()}
+        known = merge_slot_names(costs.slots for costs in self._costs.values())
+        for name in slots:
+            if name not in known:
+                raise ValueError(
+                    f"slots.names={name}: is not a slot of {', '.join(hosts)}; must be one of {', '.join(known)}."
+                )
         for host, costs in self._costs.items():
-            for name in slots:
-                if name not in costs.slots:
-                    raise ValueError(
-                        f"slots.names={name}: is not a slot of host {host}; must be one of {', '.join(costs.slots)}."
-                    )
-        if len({costs.slots for costs in self._costs.values()}) > 1:
-            raise ValueError(f"hosts={', '.join(hosts)}: must have the same slots in the same order.")
+            if not set(costs.slots) & set(slots):
+                raise ValueError(
+                    f"host {host}: must have at least one of the slots {', '.join(slots)}, but has "
+                    f"{', '.join(costs.slots) or 'none'}."
+                )
 
     def check_outputs(self, data: Data) -> None:
         """Refuse hosts with fewer outputs than the data set has classes or tokens."""
@@ -63,6 +69,22 @@ class HostPool:
     def host_name(self, episode_seed: int) -> str:
         """The name of the host of an episode."""
         return self.names[derive_seed("host", episode_seed) % len(self)]
+
+    def slot_names(self, episode_seed: int) -> tuple[str, ...]:
+        """The slots of the action space that an episode's host has."""
+        own = self.costs(episode_seed).slots
+        return tuple(name for name in self._slots if name in own)
+
+    def exists(self, episode_seeds: Iterable[int]) -> Tensor:
+        """Which slots of the action space the host of each episode has: bool [episodes, slots]."""
+        return self._exists(self.host_name(episode_seed) for episode_seed in episode_seeds)
+
+    def exists_by_host(self) -> Tensor:
+        """Which slots of the action space each host has: bool [hosts, slots]."""
+        return self._exists(self.names)
+
+    def _exists(self, hosts: Iterable[str]) -> Tensor:
+        return torch.tensor([[name in self._costs[host].slots for name in self._slots] for host in hosts])
 
     def build(self, episode_seed: int) -> Host:
         return self._hosts[self.host_name(episode_seed)]()
@@ -95,15 +117,12 @@ class HostPool:
     def episode_seed(self, purpose: str, run_seed: int, index: int) -> int:
         """The seed of the episode number `index`.
 
-        Hosts come equally often, and so does each pair of hosts in two consecutive episodes. With a single host this is
-        `derive_seed(purpose, run_seed, index)`.
+        Each host comes once in every block of as many episodes as there are hosts, in an order that differs from block
+        to block. With a single host this is `derive_seed(purpose, run_seed, index)`.
         """
-        hosts = range(len(self._hosts))
-        cycle = [host for pair in product(hosts, hosts) for host in pair]
-        cycles, position = divmod(index, len(cycle))
-        host = cycle[position]
-        earlier = cycles * cycle.count(host) + cycle[:position].count(host)  # episodes of this host before this one
-        return self.episode_seeds(purpose, run_seed, earlier if len(hosts) > 1 else index)[host]
+        block, position = divmod(index, len(self))
+        order = torch.randperm(len(self), generator=make_generator(f"{purpose} hosts", run_seed, block))
+        return self.episode_seeds(purpose, run_seed, block)[int(order[position])]
 
     def episode_seeds(self, purpose: str, run_seed: int, index: int) -> list[int]:
         """One episode seed for each host, by trying derived seeds until every host has one."""

@@ -58,7 +58,7 @@ class HostRunOptions:
     gradient_stride: int  # batches between measurements of gradient health
     precision: str  # 32, bf16 or fp16
     coadapt: bool  # whether gradients of blended seeds reach the host's earlier layers
-    slots: tuple[str, ...]  # that are measured; those of the action space
+    slots: tuple[str, ...]  # of the action space: the columns of results, NaN for one that the host lacks
     seed_init: Literal["identity", "random"] = "identity"  # last layer of a new seed: zero or random
 
     def probes(self, size: int) -> int:
@@ -68,7 +68,7 @@ class HostRunOptions:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The plan of one step of a run."""
+    """The plan of one step of a run; it names only slots of the run's own host."""
 
     settings: SeedSettings  # of the seeds during training
     final: SeedSettings  # of the seeds during validation

@@ -60,7 +60,7 @@ class Round:
     def __init__(self, parts: RoundParts, episode_seeds: Sequence[int], starts: Sequence[EpisodeStart]) -> None:
         self._parts, self._starts, self.episodes = parts, starts, len(episode_seeds)
         pool, pairs = parts.host_pool, list(zip(episode_seeds, starts, strict=True))
-        self.first_slots = initial_slots(starts, parts.space)
+        self.first_slots = initial_slots(starts, parts.space, pool.exists(episode_seeds))
         self._wide_costs = [pool.costs(episode_seed, start.widen) for episode_seed, start in pairs]
         self.accounting = CostAccounting(
             [pool.costs(episode_seed) for episode_seed in episode_seeds],

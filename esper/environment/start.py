@@ -17,7 +17,7 @@ STEP_ROUNDING = 1e-9  # a share such as 0.15 of 20 steps is step 3
 class EpisodeStart:
     """How an episode starts. By default: no seeds, and the environment's host and clock."""
 
-    fossils: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # slot -> (blueprint, blend)
+    fossils: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # slot -> (blueprint, blend); any host's slots
     batches: int | None = None  # of the whole episode; None is environment.batches in each step
     frozen: bool = False  # whether the fossils are not trained; a new seed is the identity, so they stay the identity
     at: float = 0.0  # share of the episode at which the fossils are grafted and the host is widened; 1 is never
@@ -57,10 +57,11 @@ class EpisodeStart:
 DEFAULT_START = EpisodeStart()
 
 
-def initial_slots(starts: Sequence[EpisodeStart], space: ActionSpace) -> Slots:
-    """The slots at the start of each episode."""
+def initial_slots(starts: Sequence[EpisodeStart], space: ActionSpace, exists: Tensor) -> Slots:
+    """The slots at the start of each episode; `exists`, bool [envs, slots], is whether its host has them."""
     check_fossils(starts, space)
-    return graft_fossils(Slots.empty(len(starts), len(space.slots)), starts, space, [not s.at for s in starts])[0]
+    empty = Slots.empty(len(starts), len(space.slots), exists=exists)
+    return graft_fossils(empty, starts, space, [not start.at for start in starts])[0]
 
 
 def check_fossils(starts: Sequence[EpisodeStart], space: ActionSpace) -> None:
@@ -78,12 +79,16 @@ def check_fossils(starts: Sequence[EpisodeStart], space: ActionSpace) -> None:
 def graft_fossils(
     slots: Slots, starts: Sequence[EpisodeStart], space: ActionSpace, due: Sequence[bool]
 ) -> tuple[Slots, Tensor]:
-    """Fill slots with the fossils of those episodes that are `due`; also returns where, bool [envs, slots]."""
+    """Fill slots with the fossils of those episodes that are `due`; also returns where, bool [envs, slots].
+
+    Fossils in slots that a host lacks are skipped, so that one plan fits hosts with different slots.
+    """
     new = torch.zeros_like(slots.live)
     for env, start in enumerate(starts):
         for name, (blueprint, blend) in start.fossils.items() if due[env] else ():
             where = torch.zeros_like(new)
             where[env, space.slots.index(name)] = True
+            where &= slots.exists
             if (where & slots.occupied).any():
                 raise ValueError(f"fossils: slot {name} must be empty at share {start.at} of the episode.")
             slots = slots.where(

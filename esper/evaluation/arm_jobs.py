@@ -238,10 +238,11 @@ def static_jobs(arm: str, *, grown: bool, matched: bool) -> CreateJobs:
 
 def random_rate_jobs(context: ArmContext) -> list[EpisodeJob]:
     environment, jobs = context.environment, []
+    exists = environment.host_pool.exists(context.episode_seeds)
     for label, episodes in context.reference_by_checkpoint().items():
         ops = Counter(step.action["op"] for episode in episodes for step in episode.steps)
         frequencies = {op: count / len(episodes) for op, count in ops.items()}
-        rates = calibrate_rates(environment.space, environment.rules, environment.steps, frequencies)
+        rates = calibrate_rates(environment.space, environment.rules, environment.steps, frequencies, exists)
         controller, variant = RandomController(environment.space, rates), _derived_variant(episodes[0])
         inputs = digest([variant, frequencies])
         jobs += [
@@ -252,18 +253,29 @@ def random_rate_jobs(context: ArmContext) -> list[EpisodeJob]:
 
 
 def replay_jobs(context: ArmContext) -> list[EpisodeJob]:
-    """Episode seeds in pairs exchange the reference's actions; an odd last one uses those of the seed before it."""
+    """Episode seeds in pairs exchange the reference's actions, among hosts with the same slots."""
     space = context.environment.space
     if context.recorded_actions is not None:
         controller = ReplayController(space, context.recorded_actions)
         return context.job_per_seed("replay", controller, context.recorded_actions, context.blind_start)
     jobs = []
     for label, episodes in context.reference_by_checkpoint().items():
-        for index, episode in enumerate(episodes):
-            other = episodes[index - 1 if index % 2 or index + 1 == len(episodes) else index + 1]
+        for episode in episodes:
+            other = _find_partner(episode, episodes)
             actions, variant = [step.action for step in other.steps], _derived_variant(other)
             controller, inputs = ReplayController(space, actions), digest([variant, actions])
             jobs.append(
                 EpisodeJob("replay", label, (episode.episode_seed,), controller, context.blind_start, inputs, variant)
             )
     return jobs
+
+
+def _find_partner(episode: EpisodeRecord, episodes: Sequence[EpisodeRecord]) -> EpisodeRecord:
+    """The other episode of a pair of neighbours; an odd last one has the one before it.
+
+    Actions name slots, so the partner's host has the same slots, unless no other episode has.
+    """
+    alike = [other for other in episodes if other.slots == episode.slots]
+    own = alike if len(alike) > 1 else list(episodes)
+    index = own.index(episode)
+    return own[index - 1 if index % 2 or index + 1 == len(own) else index + 1]

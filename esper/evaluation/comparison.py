@@ -104,10 +104,8 @@ class Comparison:
                 f"another, but separate arms in the order of ckpt: ppo, {', '.join(arms)}."
             )
         hosts, episodes = len(self.environment.host_pool), len(self.context.episode_seeds)
-        if hosts > 1 and episodes % (2 * hosts**2):
-            remarks.append(
-                f"episodes={episodes}: hosts have unequal numbers of episodes; use a multiple of {2 * hosts**2}."
-            )
+        if episodes % hosts:
+            remarks.append(f"episodes={episodes}: hosts have unequal numbers of episodes; use a multiple of {hosts}.")
         task = {**task_settings(self.config), "slots.blueprints": list(self.environment.space.blueprints)}
         for trained in self.controllers:
             changed = describe_differences(trained.task, task)

@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.evaluation.document import Block, Paragraph, ReportTable
 from esper.evaluation.results import ArmResults, TaskResults
-from esper.lifecycle import Op, Stage
+from esper.lifecycle import Op, Stage, merge_slot_names
 
 FLOPS_PARTS = ("training", "isolated", "validation", "probes", "controller")
 SIZE_FIELDS = {"final": "parameters", "peak": "parameters_peak", "mean": "parameters_mean"}
@@ -68,7 +68,7 @@ def _training_cost_table(task: TaskResults, checkpoints: Mapping[str, Mapping[st
 def growth_tables(task: TaskResults) -> list[Block]:
     """How often each op was taken, and the fate of seeds by blueprint and by slot."""
     by_blueprint = [row for name, results in task.arms.items() for row in _blueprint_rows(name, results)]
-    slots = task.episodes[0].slots
+    slots = merge_slot_names(episode.slots for episode in task.episodes)
     taken = {step.action["op"] for episode in task.episodes for step in episode.steps}
     ops = [op for op in Op if op.name in taken]
     by_slot, by_op = [], []

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.controllers import Controller, NoGrowth, ScheduleController, ScheduleEntry, keeps_every_seed, random_schedule
 from esper.environment import EpisodeStart
@@ -81,7 +82,7 @@ def first_blueprint(names: Sequence[str], space: ActionSpace) -> str:
 
 
 def fill(space: ActionSpace, blueprint: str) -> dict[str, tuple[str, str]]:
-    """Fossils of one blueprint in every slot."""
+    """Fossils of one blueprint in every slot; an episode has those of its own host."""
     return dict.fromkeys(space.slots, (blueprint, Blend.ADD.name))
 
 
@@ -134,10 +135,19 @@ def _permutation(count: int, rng_seed: int) -> Iterator[int]:
         return
     seen: set[int] = set()
     while len(seen) < count:
-        number = int(torch.randint(count, (), generator=generator))
+        number = _draw_below(count, generator)
         if number not in seen:
             seen.add(number)
             yield number
+
+
+def _draw_below(count: int, generator: torch.Generator) -> int:
+    """A random number below `count`, which may be larger than what torch draws: many slots have many assignments."""
+    limit = 1 << 62
+    number = int(torch.randint(min(count, limit), (), generator=generator))
+    if count <= limit:
+        return number
+    return (number * limit + int(torch.randint(limit, (), generator=generator))) % count
 
 
 def _digits(number: int, options: Sequence[str | None], slots: int) -> list[str | None]:
@@ -150,7 +160,13 @@ def _digits(number: int, options: Sequence[str | None], slots: int) -> list[str 
 
 
 def schedule_plans(
-    space: ActionSpace, rules: Rules, steps: int, blueprint: str, rng_seed: int, start: EpisodeStart
+    space: ActionSpace,
+    rules: Rules,
+    steps: int,
+    blueprint: str,
+    rng_seed: int,
+    start: EpisodeStart,
+    exists: Tensor | None = None,
 ) -> Iterator[Plan]:
     """Schedules whose seeds can all be kept: sensible ones first, then random ones without repetition.
 
@@ -159,6 +175,7 @@ def schedule_plans(
         blueprint: of the first schedules
         rng_seed: of the random schedules
         start: of all episodes
+        exists: bool [hosts, slots], the slots of each host; None is one host with all slots
     """
     first = [
         [ScheduleEntry(at=round(moment * steps), slot=slot, blueprint=[name]) for slot in space.slots]
@@ -169,7 +186,7 @@ def schedule_plans(
     unused = 0
     for number, entries in enumerate(chain(first, _random_schedules(space, steps, rng_seed))):
         plan = Plan(start, tuple(entries))
-        is_new = bool(entries) and plan.digest not in seen and keeps_every_seed(space, rules, steps, entries)
+        is_new = bool(entries) and plan.digest not in seen and keeps_every_seed(space, rules, steps, entries, exists)
         unused = 0 if is_new or number < len(first) else unused + 1
         if unused > SCHEDULE_ATTEMPTS:
             return

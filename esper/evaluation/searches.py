@@ -133,9 +133,8 @@ class Searches:
         environment = self._environment
         blueprint = first_blueprint(self._context.blueprint, environment.space)
         rules, steps = environment.rules, environment.steps
-        plans = schedule_plans(
-            environment.space, rules, steps, blueprint, self._settings.seed, self._context.blind_start
-        )
+        start, exists = self._context.blind_start, environment.host_pool.exists_by_host()
+        plans = schedule_plans(environment.space, rules, steps, blueprint, self._settings.seed, start, exists)
         return self._halve(plans)
 
     def _halve(self, plans: Iterator[Plan]) -> SearchOutcome:

@@ -39,7 +39,7 @@ class CNNHost(Host):
     """Blocks of convolution, BatchNorm and ReLU, then the mean over space and a linear classifier.
 
     Arguments:
-        blocks: number of blocks; at least 2
+        blocks: number of blocks
         channels: channels of the first block; each further block has twice as many
         kernel: side of the convolutions, in pixels; odd
         pools: number of blocks, from the first on, that a 2x2 max-pool follows
@@ -66,9 +66,7 @@ class CNNHost(Host):
         extra_blocks: Annotated[int, Ge(0), Le(1000)] = 0,
     ) -> None:
         shrink = resolution if shrink is None else shrink
-        require_positive(channels=channels, resolution=resolution, classes=classes, shrink=shrink)
-        if blocks < 2:
-            raise ValueError(f"host.blocks={blocks}: must be at least 2.")
+        require_positive(blocks=blocks, channels=channels, resolution=resolution, classes=classes, shrink=shrink)
         if extra_blocks < 0:
             raise ValueError(f"host.extra_blocks={extra_blocks}: must be at least 0.")
         if kernel % 2 == 0 or kernel < 1:

@@ -5,7 +5,7 @@ from esper.lifecycle.alpha import Curve
 from esper.lifecycle.layout import Layout
 from esper.lifecycle.masks import Masks, active, available, causal, legal
 from esper.lifecycle.rules import Gate, Rules, gates
-from esper.lifecycle.slots import Events, SeedMeasurements, Slots
+from esper.lifecycle.slots import Events, SeedMeasurements, Slots, merge_slot_names
 from esper.lifecycle.stages import LIVE, NEXT, OCCUPIED, TRANSITIONS, Stage
 from esper.lifecycle.transitions import apply, commit, evict, tick
 
@@ -38,5 +38,6 @@ __all__ = [
     "evict",
     "gates",
     "legal",
+    "merge_slot_names",
     "tick",
 ]

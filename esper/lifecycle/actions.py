@@ -157,6 +157,10 @@ class ActionSpace:
     def slots(self) -> tuple[str, ...]:
         return self._table[HEAD_NAMES.index("slot")].options
 
+    def present_slots(self, exists: Tensor) -> tuple[str, ...]:
+        """The names of the slots that a host has; `exists` is bool [slots]."""
+        return tuple(name for name, has_slot in zip(self.slots, exists.tolist(), strict=True) if has_slot)
+
     @property
     def blueprints(self) -> tuple[str, ...]:
         return self._table[HEAD_NAMES.index("blueprint")].options

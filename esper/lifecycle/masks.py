@@ -48,7 +48,7 @@ class Masks:
 
 
 def allowed_slots(slots: Slots, space: ActionSpace, rules: Rules) -> dict[Op, Tensor]:
-    """Slots where each op that uses a slot is legal: bool [envs, slots] by op."""
+    """Slots where each op that uses a slot is legal: bool [envs, slots] by op; never one that the host lacks."""
     below_limit = torch.ones_like(slots.live[:, :1])
     if rules.max_live is not None:
         below_limit = slots.live.sum(1, keepdim=True) < rules.max_live
@@ -61,7 +61,7 @@ def allowed_slots(slots: Slots, space: ActionSpace, rules: Rules) -> dict[Op, Te
         Op.PRUNE: slots.live & at_rest & (slots.age >= rules.prune_age),
         Op.FOSSILIZE: (slots.stage == Stage.HOLDING) & ready,
     }
-    return {op: where for op, where in by_op.items() if op in space.ops}
+    return {op: where & slots.exists for op, where in by_op.items() if op in space.ops}
 
 
 def legal(slots: Slots, space: ActionSpace, rules: Rules) -> Masks:

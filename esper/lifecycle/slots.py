@@ -1,6 +1,6 @@
 """The state of every slot of every environment, as tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -12,7 +12,10 @@ from esper.lifecycle.stages import LIVE, OCCUPIED, Stage
 
 @dataclass(frozen=True)
 class Slots:
-    """The state of all slots; every field is [envs, slots]. A value that was never measured is NaN."""
+    """The state of all slots; every field is [envs, slots]. A value that was never measured is NaN.
+
+    A column is a slot by name. A host that lacks a slot of another host has an empty column that never changes.
+    """
 
     stage: Tensor  # int64, Stage values
     steps_in_stage: Tensor  # int64
@@ -28,15 +31,17 @@ class Slots:
     contribution: Tensor  # float32, the latest measurement
     contribution_age: Tensor  # int64, steps since it was measured; -1 = never
     health: Tensor  # float32 in [0, 1], the latest measurement
+    exists: Tensor  # bool, whether the host of the environment has the slot
 
     @classmethod
-    def empty(cls, envs: int, slots: int, device: torch.device | None = None) -> "Slots":
-        """All slots dormant."""
+    def empty(cls, envs: int, slots: int, device: torch.device | None = None, exists: Tensor | None = None) -> "Slots":
+        """All slots dormant; `exists`, bool [envs, slots], is whether a host has them, None is all of them."""
 
         def full(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((envs, slots), value, dtype=dtype, device=device)
 
-        return cls(**{name: full(*value) for name, value in _EMPTY.items()})
+        present = full(True, torch.bool) if exists is None else torch.as_tensor(exists, device=device)
+        return cls(**{name: full(*value) for name, value in _EMPTY.items()}, exists=present)
 
     def __getitem__(self, rows: slice | Tensor) -> "Slots":
         """The slots of some environments."""
@@ -51,7 +56,7 @@ class Slots:
         return replace(self, **changed)
 
     def clear(self, mask: Tensor) -> "Slots":
-        """A copy in which the slots in `mask` are empty; `stage` and `steps_in_stage` do not change."""
+        """A copy in which the slots in `mask` are empty; `stage`, `steps_in_stage` and `exists` do not change."""
         return self.where(
             mask, **{name: value for name, (value, _) in _EMPTY.items() if name not in ("stage", "steps_in_stage")}
         )
@@ -123,3 +128,18 @@ class Events:
     def into(self, stage: Stage) -> Tensor:
         """Whether each slot entered `stage`: bool [envs, slots]."""
         return self.entered[..., int(stage)]
+
+
+def merge_slot_names(hosts: Iterable[Sequence[str]]) -> list[str]:
+    """The names of all slots of some hosts, each once, in the order of each host where their orders agree.
+
+    A new name follows the one before it in its own host.
+    """
+    merged: list[str] = []
+    for names in hosts:
+        place = 0
+        for name in names:
+            if name not in merged:
+                merged.insert(place, name)
+            place = merged.index(name) + 1
+    return merged

@@ -112,8 +112,8 @@ def _refuse_illegal(slots: Slots, at: dict[Op, Tensor], space: ActionSpace, rule
         illegal = chosen & ~where[op]
         if illegal.any():
             env, slot = illegal.nonzero()[0].tolist()
-            stage = Stage(int(slots.stage[env, slot])).name
-            raise ValueError(f"{op.name} in slot {space.slots[slot]} of environment {env} is illegal now ({stage}).")
+            reason = Stage(int(slots.stage[env, slot])).name if slots.exists[env, slot] else "its host has no such slot"
+            raise ValueError(f"{op.name} in slot {space.slots[slot]} of environment {env} is illegal now ({reason}).")
 
 
 class _SlotUpdate:

@@ -94,8 +94,8 @@ def _gain(view: View) -> Tensor:
 
 
 def stage_share(view: View, *stages: Stage) -> Tensor:
-    """Share of slots in one of the stages."""
-    return view.slots.in_stage(stages).float().mean(1)
+    """Share of the host's slots in one of the stages."""
+    return view.slots.in_stage(stages).float().sum(1) / view.slots.exists.sum(1)
 
 
 def one_hot(x: Tensor, size: int) -> Tensor:

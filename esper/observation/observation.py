@@ -56,12 +56,14 @@ def _rows(values: Batched, index: slice) -> Batched:
 
 
 def observe(view: View, masks: Masks, features: FeatureSet) -> Observation:
-    """Compute the observation of a view."""
+    """Compute the observation of a view; the features of a slot that the host lacks are 0."""
+    exists = view.slots.exists
+    by_slot = torch.cat([feature.make(view) for feature in features.per_slot], -1)
     return Observation(
         base=torch.cat([feature.make(view) for feature in features.base], -1),
-        slots=torch.cat([feature.make(view) for feature in features.per_slot], -1),
+        slots=torch.where(exists.unsqueeze(-1), by_slot, 0.0),
         blueprints=view.slots.blueprint + 1,
-        exists=torch.ones_like(view.slots.live),
+        exists=exists,
         candidates=view.descriptors.candidates,
         masks=masks,
         view=view,

@@ -35,13 +35,15 @@ class EpisodeLog:
         blueprints = torch.where(
             step.record.during.blueprint < 0, step.record.before.blueprint, step.record.during.blueprint
         )
-        for env in range(len(self.episode_seeds)):
+        for env, exists in enumerate(step.record.before.exists):
             ops = [op.name for op, is_legal in zip(self.space.ops, legal_ops[env], strict=True) if is_legal]
-            self.steps[env].append(self._make_entry(env, action.cpu()[env], step, ops, blueprints[env].tolist()))
+            entry = self._make_entry(env, exists, action.cpu()[env], step, ops, blueprints[env, exists].tolist())
+            self.steps[env].append(entry)
 
     def _make_entry(
-        self, env: int, action: Tensor, step: GrowthStep, ops: list[str], blueprints: list[int]
+        self, env: int, exists: Tensor, action: Tensor, step: GrowthStep, ops: list[str], blueprints: list[int]
     ) -> StepEntry:
+        """One step of an episode; lists have only the slots that `exists`, bool [slots], in its host."""
         record = step.record
         return StepEntry(
             action=named_action(self.space, action),
@@ -54,12 +56,14 @@ class EpisodeLog:
                 for slot, is_found in zip(self.space.slots, findings[env].tolist(), strict=True)
                 if is_found
             ],
-            **{name: to_plain(getattr(record.now, name)[env]) for name in (*MEASURED, *MEASURED_BY_SLOT)},
-            stage=[Stage(index).name for index in record.during.stage[env].tolist()],
-            alpha=to_plain(record.during.alpha[env]),
+            **{name: to_plain(getattr(record.now, name)[env]) for name in MEASURED},
+            **{name: to_plain(getattr(record.now, name)[env, exists]) for name in MEASURED_BY_SLOT},
+            stage=[Stage(index).name for index in record.during.stage[env, exists].tolist()],
+            alpha=to_plain(record.during.alpha[env, exists]),
             blueprint=[self.space.blueprints[index] if index >= 0 else None for index in blueprints],
             entered=[
-                [Stage(index).name for index in stages.nonzero().flatten().tolist()] for stages in record.entered[env]
+                [Stage(index).name for index in stages.nonzero().flatten().tolist()]
+                for stages in record.entered[env, exists]
             ],
             batches=int(record.batches[env]),
             rollback=RollbackReason(int(record.rollback[env])).name if record.rollback[env] else None,
@@ -96,7 +100,7 @@ def make_record(environment: Environment, log: EpisodeLog, env: int, **known: An
         **known,
         episode_seed=log.episode_seeds[env],
         data=environment.data.name,
-        slots=list(environment.space.slots),
+        slots=list(environment.space.present_slots(slots.exists[env])),
         fossils={
             name: (environment.space.blueprints[int(blueprint)], Blend(int(blend)).name)
             for name, stage, blueprint, blend in zip(

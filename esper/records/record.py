@@ -24,7 +24,7 @@ SlotValues = list[float | None]  # None is not measured
 
 @dataclass(frozen=True)
 class StepEntry:
-    """One step of an episode. Lists have an entry for each slot; None is not measured."""
+    """One step of an episode. Lists have an entry for each slot of the host; None is not measured."""
 
     action: dict[str, str]  # option by head, for the heads that the op uses
     score: float | None  # validation score
@@ -76,7 +76,7 @@ class EpisodeRecord:
     arm: str
     episode_seed: int
     data: str
-    slots: list[str]
+    slots: list[str]  # that the episode's host has
     fossils: dict[str, tuple[str, str]]  # slot -> blueprint and blend
     host_parameters: int
     parameters: float  # at the end

@@ -23,7 +23,7 @@ class EpisodeBuffer:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self.blueprints = environment.space.blueprints
+        self.blueprints, self.slots = environment.space.blueprints, environment.space.slots
         self.hosts = environment.host_pool.names if len(environment.host_pool) > 1 else ()
         self.latest: dict[str, list[EpisodeRecord]] = {}
 
@@ -72,9 +72,8 @@ class EpisodeWriter(Callback):
         assert isinstance(pl_module, PPO)
         if self.episode_buffer is None:
             return
-        metrics = episode_metrics(
-            self.episode_buffer.latest["training"], self.episode_buffer.blueprints, self.episode_buffer.hosts
-        )
+        buffer = self.episode_buffer
+        metrics = episode_metrics(buffer.latest["training"], buffer.slots, buffer.blueprints, buffer.hosts)
         local = torch.tensor(list(metrics.values()), dtype=torch.float64, device=pl_module.device)
         measured = reduce_sum(torch.stack([local.nan_to_num(nan=0.0), local.isfinite().double()]))
         values = torch.where(measured[1] > 0, measured[0] / measured[1], torch.nan).tolist()  # means over ranks
@@ -114,17 +113,20 @@ class EpisodeWriter(Callback):
 
 
 def episode_metrics(
-    episodes: Sequence[EpisodeRecord], blueprints: Sequence[str], hosts: Sequence[str] = ()
+    episodes: Sequence[EpisodeRecord], slots: Sequence[str], blueprints: Sequence[str], hosts: Sequence[str] = ()
 ) -> dict[str, float]:
     """Means over episodes; every round of a run has the same names.
 
-    `hosts` are the names of all hosts, if there are several.
+    Arguments:
+        episodes: of one round
+        slots, blueprints: all names of the action space; a host need not have all slots
+        hosts: the names of all hosts, if there are several
     """
-    count, slots = len(episodes), episodes[0].slots
+    count = len(episodes)
     steps = [step for each in episodes for step in each.steps]
     germinations = [germination for each in episodes for germination in each.germinations]
     fossils = [
-        (slot, contribution(each.steps, index, slot))
+        (each.slots[slot], contribution(each.steps, index, slot))
         for each in episodes
         for index, step in enumerate(each.steps)
         for slot, entered in enumerate(step.entered)
@@ -140,8 +142,10 @@ def episode_metrics(
         "seeds/first": _mean(first),
         "seeds/contribution": _mean(gains),
     }
-    for index, slot in enumerate(slots):
-        metrics[f"seeds/fossilized_{slot}"] = sum(fossil_slot == index for fossil_slot, _ in fossils) / count
+    for slot in slots:
+        own = sum(slot in each.slots for each in episodes)
+        kept = sum(fossil_slot == slot for fossil_slot, _ in fossils)
+        metrics[f"seeds/fossilized_{slot}"] = kept / own if own else float("nan")
     for blueprint in blueprints:
         metrics[f"seeds/germinated_{blueprint}"] = sum(each.blueprint == blueprint for each in germinations) / count
     for term in episodes[0].steps[0].reward_terms:
@@ -153,9 +157,9 @@ def episode_metrics(
         last = [getattr(each.steps[-1], name) for each in episodes]
         metrics[f"host/{name}"] = _mean([value for value in last if value is not None])
     for host in hosts:
-        own = [each for each in episodes if each.host == host]
-        metrics[f"hosts/score_{host}"] = _mean([each.score for each in own if each.score is not None])
-        metrics[f"hosts/growth_{host}"] = _mean([each.growth for each in own])
+        of_host = [each for each in episodes if each.host == host]
+        metrics[f"hosts/score_{host}"] = _mean([each.score for each in of_host if each.score is not None])
+        metrics[f"hosts/growth_{host}"] = _mean([each.growth for each in of_host])
     return metrics
 
 

@@ -70,7 +70,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("seeds/first", "Seeds", "first germination", "step of the first germination, over episodes that have one"),
     Metric("seeds/contribution", "Seeds", "contribution", "contribution of seeds when they were fossilised, in points", "above 0"),
     Metric("seeds/germinated_{blueprint}", "Seeds", "germinated by blueprint", "seeds of this blueprint germinated per episode"),
-    Metric("seeds/fossilized_{slot}", "Seeds", "fossilised by slot", "share of episodes with a seed fossilised in this slot"),
+    Metric("seeds/fossilized_{slot}", "Seeds", "fossilised by slot", "share of episodes with a seed fossilised in this slot, of those whose host has it"),
     Metric("seeds/rollbacks", "Health", "rollbacks", "rollbacks by the governor per episode", "0"),
     Metric("seeds/finding_{detector}", "Health", "findings", "steps per episode in which a detector finds credit that a seed did not earn", "0"),
     Metric("reward/{term}", "Reward", "terms", "sum of the reward term over an episode"),

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from esper.lifecycle import Stage
+from esper.lifecycle import Stage, merge_slot_names
 from esper.records import EpisodeRecord
 from esper.telemetry.timeline import contribution
 
@@ -37,7 +37,7 @@ def contributions(episodes: Sequence[EpisodeRecord]) -> Figure:
                 gain = contribution(episode.steps, when, index)
                 if Stage.FOSSILIZED.name in entered and gain is not None:
                     gains.setdefault((str(step.blueprint[index]), episode.slots[index]), []).append(gain)
-    slots = list(episodes[0].slots)
+    slots = merge_slot_names(episode.slots for episode in episodes)
     blueprints = sorted({blueprint for blueprint, _ in gains}) or ["none"]
     table = np.full((len(blueprints), len(slots)), np.nan)
     figure = Figure(figsize=(6, 1.5 + 0.4 * len(blueprints)), layout="constrained")

@@ -1,6 +1,6 @@
 """Several hosts: the episode seed determines the host of an episode."""
 
-from itertools import product
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +8,8 @@ from omegaconf import DictConfig
 
 from esper.config import build_environment, check_config
 from esper.environment import Environment
+from esper.environment.host_pool import HostPool
+from esper.hosts import CNNHost
 from esper.records import EpisodeLog, make_record
 from esper.rng import derive_seed
 from tests.fixtures_environment import config, environment, text_config
@@ -35,16 +37,44 @@ def test_the_episode_seed_determines_the_host(mixed: Environment) -> None:
     ]
 
 
-def test_hosts_and_pairs_of_hosts_come_equally_often(mixed: Environment) -> None:
-    episode_seeds = [mixed.episode_seed("training", 3, index) for index in range(16)]
-    assert len(set(episode_seeds)) == 16
-    names = [mixed.host_pool.host_name(episode_seed) for episode_seed in episode_seeds]
-    assert names.count("cifar_blind") == 8
-    pairs = list(zip(names[::2], names[1::2], strict=True))
-    assert {pair: pairs.count(pair) for pair in pairs} == dict.fromkeys(product(SINGLE, SINGLE), 2)
-    single = environment("host=cifar_blind")
+def pool(hosts: int) -> HostPool:
+    arguments = {"blocks": 1, "channels": 1, "kernel": 1, "pools": 0, "pool_slots": False, "resolution": 8}
+    build = partial(CNNHost, **arguments, classes=10)
+    return HostPool({f"host{index}": build for index in range(hosts)}, torch.zeros(1, 3, 8, 8), ["block1"])
+
+
+@pytest.mark.parametrize("count", range(1, 17))
+def test_each_host_comes_equally_often_in_every_prefix(count: int) -> None:
+    hosts = pool(count)
+    orders = {}
+    for purpose, run_seed in (("training", 3), ("training", 4), ("validation", 3)):
+        episode_seeds = [hosts.episode_seed(purpose, run_seed, index) for index in range(4 * count)]
+        assert len(set(episode_seeds)) == len(episode_seeds)
+        names = [hosts.host_name(episode_seed) for episode_seed in episode_seeds]
+        blocks = [names[start : start + count] for start in range(0, len(names), count)]
+        assert all(set(block) == set(hosts.names) for block in blocks)
+        orders[purpose, run_seed] = blocks
+    if count > 4:
+        assert len({tuple(block) for block in orders["training", 3]}) == 4, "neighbours vary"
+        assert len({str(blocks) for blocks in orders.values()}) == 3
+
+
+def test_a_single_host_has_derived_seeds() -> None:
     expected = [derive_seed("training", 3, index) for index in range(4)]
-    assert [single.episode_seed("training", 3, index) for index in range(4)] == expected
+    assert [pool(1).episode_seed("training", 3, index) for index in range(4)] == expected
+
+
+def test_a_pool_refuses_slots_of_no_host_and_hosts_without_slots() -> None:
+    arguments = {"channels": 1, "kernel": 1, "pools": 0, "pool_slots": False, "resolution": 8, "classes": 10}
+    hosts = {f"host{blocks}": partial(CNNHost, **arguments, blocks=blocks) for blocks in (1, 2)}
+    example = torch.zeros(1, 3, 8, 8)
+    assert HostPool(hosts, example, ["block1", "block2"]).exists_by_host().tolist() == [[True, False], [True, True]]
+    with pytest.raises(
+        ValueError, match=r"^slots\.names=block3: is not a slot of host1, host2; must be one of block1, b"
+    ):
+        HostPool(hosts, example, ["block3"])
+    with pytest.raises(ValueError, match=r"^host host1: must have at least one of the slots block2, but has block1\.$"):
+        HostPool(hosts, example, ["block2"])
 
 
 def test_an_episode_does_not_depend_on_the_other_hosts(mixed: Environment) -> None:
@@ -74,10 +104,13 @@ def test_an_episode_record_has_the_host_of_the_episode(mixed: Environment) -> No
     assert [make_record(mixed, log, env, **known).host for env in range(2)] == list(SINGLE)
 
 
-def test_hosts_with_different_slots_are_refused_in_one_sentence() -> None:
-    different = config("host=cifar_mixed", "host.hosts.cifar_baseline.blocks=2", "host.hosts.cifar_baseline.pools=2")
-    with pytest.raises(ValueError, match=r"^host\.hosts\.cifar_baseline: must have the slots .* of cifar_blind \("):
-        check_config(different)
+def test_hosts_of_different_topologies_are_refused_in_one_sentence() -> None:
+    text = "{_target_: esper.hosts.GPTHost, vocabulary: 257, channels: 16, heads: 2, layers: 2, segments: 2, " \
+        "block_size: 16, dropout: 0.0}"  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"^host\.hosts\.gpt: must have the topology of cifar_blind \(cnn\), but has t"
+    ):
+        check_config(config("host=cifar_mixed", f"+host.hosts.gpt={text}"))
     with pytest.raises(ValueError, match=r"^host\.hosts=\{\}: must have at least one host"):
         check_config(config("host=cifar_mixed", "host.hosts=null"))
 

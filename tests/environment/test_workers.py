@@ -73,10 +73,9 @@ def test_an_episode_in_a_worker_depends_neither_on_other_episodes_nor_on_an_inte
 
 
 def test_text_hosts_with_dropout_and_several_hosts_are_bit_equal_in_workers() -> None:
-    mixed = config("host=cifar_mixed", *WORKERS)
-    for composed in (text_config("host.dropout=0.2", *WORKERS), mixed):
-        env, single = build_environment(composed), build_environment(composed)
-        single._runs = LocalRuns(single.factory, 1)
+    for composed in (partial(text_config, "host.dropout=0.2"), partial(config, "host=cifar_mixed")):
+        env, single = build_environment(composed(*WORKERS)), build_environment(composed("environment.envs=3"))
+        assert isinstance(single._runs, LocalRuns)
         seeds = [*env.host_pool.episode_seeds("test", 0, 0), 9]
         assert len({env.host_pool.host_name(seed) for seed in seeds}) == len(env.host_pool)
         one, other = (run_random(each, seeds, steps=4) for each in (env, single))

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.config import load_preset
+from esper.config import compose_config, load_preset
+from esper.config.build import outline_hosts
 from esper.hosts import CNNHost, Dropout, GPTHost, Host, Slot, count_parameters
 
 PRESETS = {
@@ -38,6 +39,12 @@ def example(host: Host) -> Tensor:
 def test_a_preset_has_its_number_of_parameters(preset: str, parameters: int) -> None:
     with torch.device("meta"):
         assert count_parameters(load_preset(f"host/{preset}")) == parameters
+
+
+def test_cifar_slots_has_hosts_of_five_slot_counts() -> None:
+    hosts = outline_hosts(compose_config("evaluate", ["host=cifar_slots", "data.resolution=8"]))
+    assert [len(host.slots) for host in hosts.values()] == [1, 2, 3, 5, 8]
+    assert [count_parameters(host) for host in hosts.values()] == [490, 986, 3_482, 3_630, 3_630]
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "tinystories"])
@@ -139,7 +146,7 @@ def test_an_unknown_slot_and_a_stop_before_the_start_are_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "sentence"),
     [
-        (CNNHost, {"blocks": 1}, r"host\.blocks=1: must be at least 2"),
+        (CNNHost, {"blocks": 0}, r"host\.blocks=0: must be at least 1"),
         (CNNHost, {"kernel": 2}, r"host\.kernel=2: must be odd and at least 1"),
         (CNNHost, {"pools": 4}, r"host\.pools=4: must be between 0 and host\.blocks=3"),
         (CNNHost, {"shrink": 5}, r"host\.shrink=5: must divide host\.resolution=16"),

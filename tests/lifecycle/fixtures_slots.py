@@ -91,10 +91,12 @@ class Transition:
     action: Tensor
 
 
-def play(space: ActionSpace, rules: Rules, *, envs: int, steps: int, seed: int) -> Iterator[Transition]:
+def play(
+    space: ActionSpace, rules: Rules, *, envs: int, steps: int, seed: int, exists: Tensor | None = None
+) -> Iterator[Transition]:
     """Random legal episodes of `steps` steps, with a commit in the last; `seed` is a random seed."""
     generator = torch.Generator().manual_seed(seed)
-    slots = Slots.empty(envs, len(space.slots))
+    slots = Slots.empty(envs, len(space.slots), exists=exists)
     for step in range(steps):
         action = random_action(legal(slots, space, rules), space, generator)
         after, events = apply(slots, action, space, rules)

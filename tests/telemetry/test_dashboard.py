@@ -169,7 +169,7 @@ def make_episode(**changes: Any) -> EpisodeRecord:
 
 def test_metrics_of_episodes_are_means_over_them() -> None:
     idle = make_episode(steps=[make_step()] * 5, fossilized=0, rollbacks=0)
-    metrics = episode_metrics([make_episode(), idle], ["conv_light", "norm"])
+    metrics = episode_metrics([make_episode(), idle], ["a", "b"], ["conv_light", "norm"])
     assert metrics["seeds/germinated"] == metrics["seeds/fossilized"] == metrics["seeds/rollbacks"] == 0.5
     assert metrics["seeds/first"] == 1
     assert (metrics["seeds/germinated_norm"], metrics["seeds/germinated_conv_light"]) == (0.5, 0)
@@ -185,11 +185,20 @@ def test_each_of_several_hosts_has_its_own_score_and_growth() -> None:
         make_episode(host=host, score=score, parameters=parameters)
         for host, score, parameters in (("blind", 40.0, 160.0), ("wide", 20.0, 80.0), ("blind", 42.0, 320.0))
     ]
-    metrics = episode_metrics(episodes, ["conv_light", "norm"], ["blind", "wide", "deep"])
+    metrics = episode_metrics(episodes, ["a", "b"], ["norm"], ["blind", "wide", "deep"])
     assert (metrics["hosts/score_blind"], metrics["hosts/growth_blind"]) == (41, 3)
     assert (metrics["hosts/score_wide"], metrics["hosts/growth_wide"]) == (20, 1)
     assert metrics["hosts/score_deep"] != metrics["hosts/score_deep"], "NaN: no episode of this round has it"
-    assert not any(tag.startswith("hosts/") for tag in episode_metrics([make_episode()], ["norm"]))
+    assert not any(tag.startswith("hosts/") for tag in episode_metrics([make_episode()], ["a", "b"], ["norm"]))
+
+
+def test_only_hosts_that_have_a_slot_count_for_it() -> None:
+    small = make_episode(slots=["b"], steps=[make_step(entered=[[]], blueprint=[None])], fossilized=0)
+    metrics = episode_metrics([make_episode(), small], ["a", "b", "c"], ["norm"])
+    assert (metrics["seeds/fossilized_a"], metrics["seeds/fossilized_b"]) == (0, 0.5)
+    assert metrics["seeds/fossilized_c"] != metrics["seeds/fossilized_c"], "NaN: no host of this round has it"
+    drawn = contributions([small, make_episode()]).axes[0]
+    assert [label.get_text() for label in drawn.get_xticklabels()] == ["a", "b"], "all slots, in the order of the host"
 
 
 def test_an_episode_is_described_by_its_events_in_order() -> None:
