@@ -21,7 +21,7 @@ from esper.config import build_vector_env, compose_config
 from esper.controllers import Controller, NoGrowth, Policy, PolicyController, known_options, map_weights
 from esper.environment import Oracle
 from esper.ppo import LAST, read_checkpoint
-from esper.training import build_module, train
+from esper.training import build_module, configure_process, train
 
 EPISODES = 64
 SIZES = {"norm": 0.05, "conv_light": 1.0, "conv_heavy": 3.0}  # relative to the host; in training 0.02, 1.5 and 4
@@ -34,7 +34,7 @@ def make_oracle(slots: int) -> Oracle:
     gains = {name: np.interp(depths, (0.25, 0.5, 0.75), values).tolist() for name, values in trained.items()}
     overrides = [f"environment.gains.{name}={values}" for name, values in gains.items()]
     overrides += [f"environment.sizes.{name}={size}" for name, size in SIZES.items()]
-    names = [f"host.blocks={max(slots, 2)}", f"slots.names={[f'block{index + 1}' for index in range(slots)]}"]
+    names = [f"host.blocks={slots}", "host.pools=0", f"slots.names={[f'block{index + 1}' for index in range(slots)]}"]
     config = compose_config("run", ["+experiment=oracle", f"environment.envs={EPISODES}", *names, *overrides])
     oracle: Oracle = build_vector_env(config)
     return oracle
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="controllers to train")
     parser.add_argument("overrides", nargs="*", help="of the training run")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    configure_process()
     console, table = Console(), Table("seed", "slots", "no growth", "sampled", "greedy", "optimum", "sampled share")
     for seed in range(options.seeds):
         with tempfile.TemporaryDirectory() as directory:

@@ -42,7 +42,7 @@ class CNNHost(Host):
         blocks: number of blocks
         channels: channels of the first block; each further block has twice as many
         kernel: side of the convolutions, in pixels; odd
-        pools: number of blocks, from the first on, that a 2x2 max-pool follows
+        pools: number of blocks, from the first on, that a 2x2 max-pool follows; more than `blocks` is all of them
         pool_slots: whether there are slots after pools (pool1, ...), in addition to those after blocks (block1, ...)
         resolution: side of the images, in pixels
         classes: number of classes
@@ -71,8 +71,9 @@ class CNNHost(Host):
             raise ValueError(f"host.extra_blocks={extra_blocks}: must be at least 0.")
         if kernel % 2 == 0 or kernel < 1:
             raise ValueError(f"host.kernel={kernel}: must be odd and at least 1.")
-        if not 0 <= pools <= blocks:
-            raise ValueError(f"host.pools={pools}: must be between 0 and host.blocks={blocks}.")
+        if pools < 0:
+            raise ValueError(f"host.pools={pools}: must be at least 0.")
+        pools = min(pools, blocks)
         if resolution % shrink:
             raise ValueError(f"host.shrink={shrink}: must divide host.resolution={resolution}.")
         pixels = resolution // shrink

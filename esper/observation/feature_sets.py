@@ -45,7 +45,7 @@ def observation_page() -> str:
         "",
         f"Each blueprint in each slot is described by {len(CANDIDATE_COLUMNS)} values: {', '.join(CANDIDATE_COLUMNS)}.",
         "`parameters` and `flops` are ln(seed / host) / 3; `reach` is 1 - 1 / (1 + positions that it sees).",
-        "An observation also has the blueprint of each seed, which slots the host has, and the masks. The features of a slot",
+        "An observation also has the blueprint of each seed, which slots exist, and the masks. Features of a slot",
         "that only other hosts have are 0.",
         "",
         "## Optional groups",
