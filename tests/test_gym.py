@@ -119,7 +119,7 @@ gymnasium.register("tests/Masked-v0", entry_point=MaskedEnv, disable_env_checker
 
 def test_the_collector_runs_any_gymnasium_environment() -> None:
     env = GymnasiumVectorEnv("CartPole-v1", envs=3, steps=None, features=[0, 2])
-    assert (env.steps, env.layout.base, env.layout.ops) == (500, 2, ("0", "1"))
+    assert (env.steps, len(env.layout.base), env.layout.ops) == (500, 2, ("0", "1"))
     rollout = run_round(make_module(env), env)
     lengths = rollout.valid.sum(1)
     assert lengths.min() < lengths.max() < 500

@@ -87,7 +87,7 @@ def test_a_reward_term_with_its_yaml_is_a_part_of_every_steps_reward(
 def test_an_observation_feature_reaches_the_policy_and_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     added = Feature("free", 1, lambda view: free_slots(view.slots), "share of slots without a seed")
     features = FEATURE_SETS["absolute"]
-    width = features.base_width
+    width = len(features.base_groups)
     monkeypatch.setitem(FEATURE_SETS, "absolute", replace(features, base=(*features.base, added)))
     config = compose_config("run", ["+experiment=oracle", "environment.envs=2"])
     env = build_vector_env(config)
@@ -99,7 +99,7 @@ def test_an_observation_feature_reaches_the_policy_and_the_page(monkeypatch: pyt
     controller = PolicyController(policy, greedy=True)
     action, _ = controller.act(observation, controller.begin([1, 2]))
     assert action.shape == (2, len(env.space.heads))
-    assert "| `free` | 1 | share of slots without a seed |" in observation_page()
+    assert "| `free` | 1 |  | share of slots without a seed |" in observation_page()
 
 
 def free_slots(slots: Slots) -> Tensor:

@@ -23,8 +23,8 @@ def test_every_feature_has_its_width_and_stays_in_range_in_random_episodes(featu
             assert feature.make(observation.view).shape == (4, feature.width), feature.name
         for feature in features.per_slot:
             assert feature.make(observation.view).shape == (4, 3, feature.width), feature.name
-        assert observation.base.shape == (4, features.base_width)
-        assert observation.slots.shape == (4, 3, features.slot_width)
+        assert observation.base.shape == (4, len(features.base_groups))
+        assert observation.slots.shape == (4, 3, len(features.slot_groups))
         assert observation.blueprints.shape == (4, 3)
         for part in (observation.base, observation.slots):
             assert part.isfinite().all()

@@ -80,9 +80,11 @@ def test_the_value_after_each_action_is_that_of_the_next_observation() -> None:
     assert rollout.truncated[0, -1]
     base, slots = rollout.base[:1], rollout.slots[:1]
     with torch.no_grad():
-        output = module.policy(base, slots, rollout.blueprints[:1], module.policy.begin(1))
+        context = rollout.context[torch.tensor([0])]
+        output = module.policy(base, slots, rollout.blueprints[:1], module.policy.begin(1), context)
         last = env._inputs()
-        following = module.policy(last.base[:1, None], last.slots[:1, None], last.blueprints[:1, None], output.state)
+        sequences = (last.base[:1, None], last.slots[:1, None], last.blueprints[:1, None])
+        following = module.policy(*sequences, output.state, context)
     torch.testing.assert_close(rollout.next_value[0, -1], following.value[0, 0])
 
 

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from esper.controllers.distribution import masked_log_probs
 from esper.ppo.losses import (
     LOG_RATIO_BOUND,
     anneal,
@@ -21,7 +22,7 @@ def test_the_surrogate_is_the_smaller_of_ratio_and_clipped_ratio_times_advantage
     expected = [0.5 * 1, 0.8 * -1, 1.2 * 1, 1.5 * -1, 1.1 * 2]
     for ratio, advantage, gain in zip(ratios, advantages, expected, strict=True):
         part = surrogate(
-            torch.tensor([[math.log(ratio)]]), torch.zeros(1, 1), torch.tensor([advantage]),
+            torch.tensor([[math.log(ratio)]]), torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor([advantage]),
             torch.ones(1, 1, dtype=torch.bool), clip=0.2,
         )  # fmt: skip
         assert part.loss.item() == pytest.approx(-gain)
@@ -32,7 +33,7 @@ def test_only_active_head_steps_count_in_loss_kl_and_clipping() -> None:
     log_prob, old = torch.randn(2, 6, 3, generator=noise)
     active = torch.rand(6, 3, generator=noise) < 0.5
     advantages = torch.randn(6, generator=noise)
-    part = surrogate(log_prob.requires_grad_(), old, advantages, active, clip=0.2)
+    part = surrogate(log_prob.requires_grad_(), old, old, advantages, active, clip=0.2)
     part.loss.sum().backward()
     assert log_prob.grad is not None
     assert not log_prob.grad[~active].any()
@@ -42,9 +43,29 @@ def test_only_active_head_steps_count_in_loss_kl_and_clipping() -> None:
     assert part.ratio_max == ratio.where(active, 1.0).amax()
 
 
+def test_floors_take_no_gradient_from_rare_options() -> None:
+    """The expected gradient over actions sampled with floors is that of the policy, computed over all actions."""
+    logits = torch.tensor([3.0, 0.0, -4.0])
+    advantages, mask = torch.tensor([0.3, -1.0, 2.0]), torch.ones(3, dtype=torch.bool)
+    behaviour = masked_log_probs(logits, mask, floor=0.1)
+    policy = logits.clone().requires_grad_()
+    (policy.softmax(-1) * advantages).sum().backward()
+    sampled = logits.clone().requires_grad_()
+    log_prob = sampled.log_softmax(-1).unsqueeze(1)  # one step for each action, weighted by how often it is sampled
+    part = surrogate(
+        log_prob, log_prob.detach(), behaviour.unsqueeze(1), advantages * behaviour.exp(), mask.unsqueeze(1), clip=0.2
+    )
+    (-part.loss.sum()).backward()
+    assert policy.grad is not None
+    assert sampled.grad is not None
+    torch.testing.assert_close(sampled.grad, policy.grad)
+    assert part.ratio_max == part.ratio_min == 1
+
+
 def test_the_loss_of_a_huge_ratio_is_finite() -> None:
     log_prob = torch.tensor([[500.0]], requires_grad=True)
-    part = surrogate(log_prob, torch.zeros(1, 1), torch.tensor([-1.0]), torch.ones(1, 1, dtype=torch.bool), clip=0.2)
+    old, is_active = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    part = surrogate(log_prob, old, old, torch.tensor([-1.0]), is_active, clip=0.2)
     part.loss.sum().backward()
     assert part.loss.item() == pytest.approx(math.exp(LOG_RATIO_BOUND))
     assert log_prob.grad is not None
@@ -53,7 +74,8 @@ def test_the_loss_of_a_huge_ratio_is_finite() -> None:
 
 def test_no_active_step_gives_exactly_0_and_no_nan() -> None:
     log_prob = torch.zeros(4, 2, requires_grad=True)
-    part = surrogate(log_prob, torch.zeros(4, 2), torch.ones(4), torch.zeros(4, 2, dtype=torch.bool), clip=0.2)
+    old, is_active = torch.zeros(4, 2), torch.zeros(4, 2, dtype=torch.bool)
+    part = surrogate(log_prob, old, old, torch.ones(4), is_active, clip=0.2)
     mean = masked_mean(part.loss, torch.zeros(2))
     mean.sum().backward()
     assert mean.tolist() == [0, 0]
@@ -157,6 +179,6 @@ def test_annealing_is_linear_and_then_constant() -> None:
 
 def test_losses_run_on_the_meta_device() -> None:
     log_prob, flags = torch.zeros(4, 2, device="meta"), torch.zeros(4, 2, dtype=torch.bool, device="meta")
-    part = surrogate(log_prob, log_prob, log_prob[:, 0], flags, clip=0.2)
+    part = surrogate(log_prob, log_prob, log_prob, log_prob[:, 0], flags, clip=0.2)
     masked_mean(part.loss, flags.sum(0))
     value_loss(log_prob, log_prob, log_prob, flags, kind="clipped", bound=1.0)

@@ -46,7 +46,7 @@ def test_reevaluate_gives_the_state_at_the_end_of_a_short_episode() -> None:
     _, state = reevaluate(module, rollout)
     short = [part[1:2, :4] for part in (rollout.base, rollout.slots, rollout.blueprints)]
     with torch.no_grad():
-        separate = module.policy(*short, module.policy.begin(1)).state
+        separate = module.policy(*short, module.policy.begin(1), rollout.context[torch.tensor([1])]).state
     torch.testing.assert_close(state[0][:, 1], separate[0][:, 0])
 
 
