@@ -91,7 +91,7 @@ def test_a_file_that_is_not_a_checkpoint_is_refused_in_one_sentence(tmp_path: Pa
     with pytest.raises(ValueError, match="not of esper"):
         read_checkpoint(tmp_path / "foreign.ckpt")
     torch.save({"esper": {"version": 99}}, tmp_path / "newer.ckpt")
-    with pytest.raises(ValueError, match="version 99; this esper reads 1 to 2"):
+    with pytest.raises(ValueError, match="version 99; this esper reads version 3"):
         read_checkpoint(tmp_path / "newer.ckpt")
 
 
