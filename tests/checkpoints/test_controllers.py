@@ -258,7 +258,7 @@ def test_a_resumed_run_starts_with_its_own_weights_and_not_with_those_of_start(
         (["start=[pretrained]"], r"^start=\['pretrained'\]: must be a string that is not empty, or null\.$"),
         (["policy.hidden=8"], r"^start=.*: must have the network of this run, but has policy\.hidden=16\.$"),
         (
-            ["environment.features=scale_free"],
+            ["+environment.features=scale_free"],
             r"^start=.*: was trained with environment.features=absolute, but this task has scale_free; they must be",
         ),
     ],

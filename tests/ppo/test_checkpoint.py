@@ -32,7 +32,7 @@ def test_a_checkpoint_is_plain_data_with_metadata(tmp_path: Path) -> None:
     content = torch.load(tmp_path / LAST, weights_only=True)
     assert is_plain({key: value for key, value in content.items() if key != "state_dict"})
     metadata = content["esper"]
-    assert metadata["version"] == 2
+    assert metadata["version"] == 3
     assert metadata["layout"] == module.policy.layout.to_dict()
     assert metadata["sizes"]["hidden"] == 16
     assert metadata["counters"]["rounds"] == 2

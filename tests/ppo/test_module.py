@@ -99,6 +99,7 @@ def test_the_loss_of_a_head_is_its_mean_over_active_steps_or_over_all() -> None:
     module, rollout, targets = prepare(entropy=0.0, value_coef=0.0)
     rows = torch.arange(4)
     rollout.log_prob -= 0.05
+    rollout.behaviour.copy_(rollout.log_prob)
     counts = StepCounts.of(rollout, targets, rows)
     losses = {}
     for weighting in ("active", "joint"):
