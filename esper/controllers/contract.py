@@ -19,11 +19,12 @@ UNKNOWN_NAME = "unknown"  # first row of the embedding of blueprints
 
 @dataclass(frozen=True)
 class NamedAxis:
-    """An axis of a weight whose entries have names; entries after them have a fixed meaning."""
+    """An axis of a weight whose first or last entries have names; the others have a fixed meaning."""
 
     axis: int
     names: tuple[str, ...]
     default: float | str = 0.0  # for a new name: a number, or the name of the entry that is copied
+    is_last: bool = False  # whether the names are those of the last entries
 
 
 def named_axes(layout: Layout) -> dict[str, NamedAxis]:
@@ -39,11 +40,13 @@ def named_axes(layout: Layout) -> dict[str, NamedAxis]:
         "features.0.weight": NamedAxis(1, layout.base_inputs),
     }
     for head, options in layout.options.items():
-        if head != "blueprint":  # its output is a query that is compared with candidates
-            outputs = layout.ops if head in ("op", "slot") else options
-            axes |= {f"heads.{head}.2.{part}": NamedAxis(0, outputs) for part in ("weight", "bias")}
-        if head not in ("op", "slot", "blueprint"):
-            axes[f"heads.{head}.0.weight"] = NamedAxis(1, layout.users[head])
+        if head == "blueprint":
+            continue  # its output is a query that is compared with candidates
+        is_first = head in ("op", "slot")
+        outputs = layout.ops if is_first else options
+        axes |= {f"heads.{head}.2.{part}": NamedAxis(0, outputs) for part in ("weight", "bias")}
+        if not is_first:
+            axes[f"heads.{head}.0.weight"] = NamedAxis(1, layout.users[head], is_last=True)
     return axes
 
 
@@ -117,11 +120,13 @@ def contract_differences(saved: Layout, current: Layout) -> list[str]:
 
 
 def _map_axis(weight: Tensor, before: NamedAxis, now: NamedAxis) -> Tensor:
-    """Reorder one axis of a weight by name; entries after the named ones stay as they are."""
+    """Reorder one axis of a weight by name; entries without a name stay as they are."""
     if before.names == now.names:
         return weight
-    rows = weight.transpose(0, before.axis)
-    position = {name: index for index, name in enumerate(before.names)}
+    rows, size = weight.transpose(0, before.axis), len(before.names)
+    others = list(rows[:-size] if before.is_last else rows[size:])
+    start = len(others) if before.is_last else 0
+    position = {name: start + index for index, name in enumerate(before.names)}
 
     def entry(name: str) -> Tensor:
         if name in position:
@@ -130,5 +135,6 @@ def _map_axis(weight: Tensor, before: NamedAxis, now: NamedAxis) -> Tensor:
             return rows[position[now.default]]
         return torch.full_like(rows[0], now.default)
 
-    mapped = [entry(name) for name in now.names] + list(rows[len(before.names) :])
+    named = [entry(name) for name in now.names]
+    mapped = [*others, *named] if before.is_last else [*named, *others]
     return torch.stack(mapped).transpose(0, before.axis).contiguous()

@@ -159,7 +159,7 @@ class Policy(nn.Module):
         """FLOPs of one decision: the matrix products of the linear layers, of the LSTM and of attention."""
         slots, names = len(self.layout.slots), len(self.layout.blueprints)
         passes = {head: slots * len(self.layout.users[head]) for head in self.layout.head_names}
-        passes |= {"op": 1, "slot": slots, "blueprint": slots}
+        passes |= {"op": 1, "slot": slots}
         total = _count_weights(self.features) + _count_weights(self.critic)
         if self.slot is not None and self.candidates is not None:
             total += slots * _count_weights(self.slot)
@@ -211,7 +211,7 @@ class Policy(nn.Module):
                 assert keys is not None
                 query = self.heads[head](per_slot)  # [envs, steps, slots, embedding]
                 match = torch.einsum("etsd,eskd->etsk", query, keys) / math.sqrt(keys.shape[-1])
-                others[head] = match.flatten(0, 1).unsqueeze(1)
+                others[head] = match.flatten(0, 1).unsqueeze(1).expand(-1, len(self.layout.users[head]), -1, -1)
             elif head not in ("op", "slot"):
                 users = len(self.layout.users[head])
                 rows = per_slot.flatten(0, 1).unsqueeze(1).expand(-1, users, -1, -1)

@@ -1,4 +1,4 @@
-"""Descriptors: numbers that say what a slot and a blueprint are like, so that a policy needs no index of either."""
+"""Descriptors: numbers that describe slots and blueprints, so that a policy needs no index of either."""
 
 import math
 from collections.abc import Mapping, Sequence

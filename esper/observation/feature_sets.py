@@ -51,7 +51,7 @@ def observation_page() -> str:
         "## Optional groups",
         "",
         "A model outside of esper may lack some features. Those of a missing group are 0 after normalisation, and",
-        "a flag for each group says so. While a policy trains, each group is missing in a tenth of the episodes",
+        "a flag for each group shows it. While a policy trains, each group is missing in a tenth of the episodes",
         "(`policy.group_dropout`).",
         "",
     ]

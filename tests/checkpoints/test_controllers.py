@@ -185,14 +185,26 @@ def test_a_shipped_controller_can_be_used_from_any_directory(tmp_path: Path, mon
     assert any(step["action"]["op"] == "GERMINATE" for line in lines for step in line["steps"])
 
 
+def test_the_shipped_controller_acts_in_one_round_of_hosts_with_1_to_8_slots(tmp_path: Path) -> None:
+    arms = ["host=cifar_slots", "environment.envs=5", "controllers=[ppo]", "episodes=5", "ckpt=pretrained"]
+    evaluate(compose_config("evaluate", [*SHIPPED_TASK, *arms]), tmp_path, Console(quiet=True), "a command")
+    lines = list(read_lines(tmp_path / "episodes.jsonl"))
+    assert sorted(len(line["slots"]) for line in lines) == [1, 2, 3, 5, 8]
+    for line in lines:
+        assert all(step["action"]["op"] in step["legal"] for step in line["steps"])
+        grown = [step["action"]["slot"] for step in line["steps"] if step["action"]["op"] == "GERMINATE"]
+        assert set(grown) <= set(line["slots"])
+    assert any(line["fossils"] for line in lines)
+
+
 @pytest.mark.parametrize("name", ["pretrained", "run"])
 def test_a_blueprint_that_is_registered_later_does_not_keep_a_controller_from_loading(
     name: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry._REGISTRY, "cnn", dict(registry._REGISTRY["cnn"]))  # removes it after the test
     register("cnn", "later", parameters=lambda channels: 0, description="none")(lambda channels: nn.Identity())
-    checkpoint = str(run) if name == "run" else name
-    overrides = add_task_overrides([*SMALL, f"ckpt={checkpoint}"])
+    checkpoint, sizes = (str(run), SMALL) if name == "run" else (name, SHIPPED_TASK[1:])
+    overrides = add_task_overrides([*sizes, f"ckpt={checkpoint}"])
     config = apply_trained_values(compose_config("evaluate", overrides), overrides, [checkpoint])
     controller = load_controller(checkpoint, build_environment(config).layout)
     assert "later" in blueprints("cnn")

@@ -134,6 +134,18 @@ def test_a_new_op_and_a_new_option_are_never_chosen() -> None:
     assert (action[germinates, now.head_names.index("blend")] != 0).all()
 
 
+@torch.no_grad()
+def test_a_head_that_more_ops_use_chooses_as_before_for_the_op_it_knows() -> None:
+    net, before = trained(layout("full", 3)), layout("full", 3)
+    ops = (*before.ops, "SPLIT")
+    users = {**before.users, "op": ops, "tempo": ("SPLIT", "GERMINATE")}
+    now = replace(before, options={**before.options, "op": ops}, users=users)
+    inputs = random_inputs(before, 20, draws(1))
+    old, new = (run_inputs(each, inputs).logits.others["tempo"] for each in (net, transferred(net, now)))
+    assert old.shape[1] == 1
+    torch.testing.assert_close(new[:, 1:], old)
+
+
 def test_an_op_that_is_not_allowed_is_dropped() -> None:
     before, now = layout("full", 3), layout("core", 3)
     action = check_actions_are_legal(transferred(trained(before), now), now)

@@ -323,8 +323,8 @@ WRONG: dict[str, dict[str, object]] = {
     "its host Host cannot be imported": host_entry("Host"),
     "its host torch.nn.Linear is not a subclass of esper.hosts.Host": host_entry("torch.nn.Linear"),
     "its host os.getcwd is not a subclass of esper.hosts.Host": host_entry("os.getcwd"),
-    r"cannot be built from its arguments \(host.blocks=1: must": host_entry(
-        "esper.hosts.CNNHost", **CNN | {"blocks": 1}
+    r"cannot be built from its arguments \(host.blocks=0: must": host_entry(
+        "esper.hosts.CNNHost", **CNN | {"blocks": 0}
     ),
     r"cannot be built from its arguments \(.*'depth'\)": host_entry("esper.hosts.CNNHost", **CNN, depth=1),
     r"its seed in block9 cannot be built \(slot=block9: CNNHost has no such slot": {
