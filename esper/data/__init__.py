@@ -1,4 +1,4 @@
-"""Device-resident data: CIFAR-10, TinyStories and synthetic data, in three splits, as streams of batches."""
+"""Device-resident data: CIFAR-10, Fashion-MNIST, TinyStories, synthetic data; three splits, as streams of batches."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,15 +8,18 @@ if TYPE_CHECKING:
     from esper.data.protocols import Data, Stream
     from esper.data.store import DataError
     from esper.data.text import TextData
+    from esper.data.variants import ImageVariant, TextVariant
 
 _MODULES = {  # imported when a name is used, so that `python -m esper.data --help` does not import torch
     "Data": "protocols",
     "DataError": "store",
     "ImageData": "images",
     "ImageOptions": "images",
+    "ImageVariant": "variants",
     "Labelled": "images",
     "Stream": "protocols",
     "TextData": "text",
+    "TextVariant": "variants",
 }
 
 
@@ -31,7 +34,9 @@ __all__ = [
     "DataError",
     "ImageData",
     "ImageOptions",
+    "ImageVariant",
     "Labelled",
     "Stream",
     "TextData",
+    "TextVariant",
 ]

@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-NAMES = ("cifar10", "tinystories")
+NAMES = ("cifar10", "fashion_mnist", "tinystories")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

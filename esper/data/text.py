@@ -6,7 +6,7 @@ import pickle
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -82,13 +82,12 @@ class TextData:
         self.tokenizer, tokens = _tokenise(stories, vocabulary, cache)
         self.vocabulary = vocabulary
         self.splits = {split: ids.to(self.device) for split, ids in tokens.items()}
-        token_bytes = torch.tensor(self.tokenizer.token_bytes())
         self._bytes_per_token = {}
         for split, ids in tokens.items():
             if self.size(split) < 1:
                 raise DataError(f"data.block_size={block_size}: must be below {len(ids):,}, the tokens of {split}.")
-            targets = ids[1 : self.size(split) * block_size + 1].long()
-            self._bytes_per_token[split] = token_bytes[targets].sum().item() / len(targets)
+            targets = ids[1 : self.size(split) * block_size + 1]
+            self._bytes_per_token[split] = bytes_per_token(self.tokenizer, targets)
 
     def size(self, split: str) -> int:
         """Number of blocks in a split."""
@@ -129,10 +128,25 @@ class TextData:
         return tokens[:, :-1], tokens[:, 1:]
 
 
+def bytes_per_token(tokenizer: Tokenizer, tokens: Tensor) -> float:
+    """Mean number of bytes of text of tokens [n]."""
+    return torch.tensor(tokenizer.token_bytes())[tokens.long()].sum().item() / len(tokens)
+
+
+class TrainingText(Protocol):
+    """What a stream needs of its data set; the methods are those of `TextData`."""
+
+    device: torch.device
+
+    def size(self, split: str) -> int: ...
+
+    def blocks(self, split: str, index: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
 class TextStream:
     """An endless stream of training batches."""
 
-    def __init__(self, data: TextData, batch: int, generator: torch.Generator | None) -> None:
+    def __init__(self, data: TrainingText, batch: int, generator: torch.Generator | None) -> None:
         self._data = data
         self._shuffle = Shuffle(data.size("train"), batch, generator, data.device)
 

