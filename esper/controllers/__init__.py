@@ -1,5 +1,14 @@
 """Controllers: what decides about growth."""
 
+from esper.controllers.agent import (
+    OBSERVATION_BOUND,
+    Agent,
+    AgentController,
+    AgentInterface,
+    CheckedController,
+    flat_actions,
+    flat_mask,
+)
 from esper.controllers.contract import check_transferable, contract_differences, known_options, map_weights
 from esper.controllers.controller import Controller, is_legal, make_action
 from esper.controllers.distribution import FactoredDistribution, Logits
@@ -12,8 +21,16 @@ from esper.controllers.random_controller import RandomController, calibrate_rate
 from esper.controllers.schedule import ScheduleController, ScheduleEntry, keeps_every_seed, random_schedule
 from esper.controllers.simple import NoGrowth, ReplayController
 from esper.controllers.statistics import Moments, RunningStatistics
+from esper.controllers.trials import TrialController
+from esper.controllers.tuned_rule import RULE_RANGES, TunedRule
 
 __all__ = [
+    "OBSERVATION_BOUND",
+    "RULE_RANGES",
+    "Agent",
+    "AgentController",
+    "AgentInterface",
+    "CheckedController",
     "Controller",
     "EpisodeContext",
     "FactoredDistribution",
@@ -34,9 +51,13 @@ __all__ = [
     "RunningStatistics",
     "ScheduleController",
     "ScheduleEntry",
+    "TrialController",
+    "TunedRule",
     "calibrate_rates",
     "check_transferable",
     "contract_differences",
+    "flat_actions",
+    "flat_mask",
     "is_legal",
     "keeps_every_seed",
     "known_options",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.controllers.policy import Policy
-from esper.lifecycle import Layout
+from esper.lifecycle import ALL_SLOTS, Layout
 
 UNKNOWN_NAME = "unknown"  # first row of the embedding of blueprints
 
@@ -38,6 +38,7 @@ def named_axes(layout: Layout) -> dict[str, NamedAxis]:
         "candidates.names.weight": NamedAxis(0, (UNKNOWN_NAME, *layout.blueprints), UNKNOWN_NAME),
         "slot.encode.weight": NamedAxis(1, layout.slot),
         "features.0.weight": NamedAxis(1, layout.base_inputs),
+        "all_slots.bias": NamedAxis(0, layout.ops),
     }
     for head, options in layout.options.items():
         if head == "blueprint":
@@ -94,6 +95,8 @@ def known_options(saved: Layout, current: Layout) -> dict[str, Tensor]:
     """
     known = {}
     for head, options in current.options.items():
+        if head == "slot" and current.all_slots and not saved.all_slots:
+            known[head] = torch.tensor([option != ALL_SLOTS for option in options])
         if head in ("slot", "blueprint"):
             continue  # chosen by what they are like, not by their names
         allowed = saved.options[head] if head in saved.options else (current.defaults[head],)
@@ -109,6 +112,7 @@ def contract_differences(saved: Layout, current: Layout) -> list[str]:
         "feature": ((*saved.base, *saved.slot), (*current.base, *current.slot)),
         "op": (saved.ops, current.ops),
         "head": (saved.head_names, current.head_names),
+        "slot option": ([ALL_SLOTS] * saved.all_slots, [ALL_SLOTS] * current.all_slots),
         "blueprint": (saved.blueprints, current.blueprints),
     }
     lines = []

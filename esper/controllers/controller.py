@@ -39,10 +39,10 @@ def wait_action(space: ActionSpace) -> Tensor:
 
 
 def is_legal(space: ActionSpace, masks: Masks, env: int, op: Op, slot: str) -> bool:
-    """Whether an op is legal in a slot of one environment."""
+    """Whether an op is legal in a slot, or in `all`, of one environment."""
     if op not in space.ops:
         return False
-    return bool(masks.slot[env, space.ops.index(op), space.slots.index(slot)])
+    return bool(masks.slot[env, space.ops.index(op), space.slot_options.index(slot)])
 
 
 def first_available(space: ActionSpace, names: Sequence[str]) -> str:

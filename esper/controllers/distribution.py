@@ -21,7 +21,7 @@ class Logits:
     """The logits of every option, for B observations."""
 
     op: Tensor  # [B, ops]
-    slot: Tensor  # [B, ops, slots]
+    slot: Tensor  # [B, ops, slots]; if the slot may be all of them, that is one more, also in `others`
     others: dict[str, Tensor]  # by head, [B, ops that use the head, slots, options]
 
 

@@ -96,14 +96,16 @@ class HeuristicController:
     def _act_in(self, observation: Observation, env: int, state: HeuristicState) -> tuple[Tensor, HeuristicState]:
         view, space = observation.view, self._space
         live = view.slots.live[env].tolist()
+        is_busy = False
         for column, slot in enumerate(space.slots):
             if live[column]:
                 op = self._choose_op(observation, env, column)
+                is_busy |= op is not Op.FOSSILIZE or op in space.ops  # without that op, such a seed is kept as it is
                 if op is not Op.WAIT and is_legal(space, observation.masks, env, op, slot):
                     if op is Op.PRUNE:
                         state = self._penalise(state, space.blueprints[int(view.slots.blueprint[env, column])])
                     return make_action(space, op, slot=slot), state
-        is_ready = state.is_stable and state.plateau >= self._plateau_steps and not any(live)
+        is_ready = state.is_stable and state.plateau >= self._plateau_steps and not is_busy
         is_ready &= self._earliest <= view.step / view.steps <= self._latest
         is_ready &= state.steps_since_prune >= self._cooldown * view.steps
         free = [slot for slot in space.slots if is_legal(space, observation.masks, env, Op.GERMINATE, slot)]

@@ -1,7 +1,8 @@
 """The factored LSTM actor-critic for any number of slots and any list of blueprints.
 
 Every slot passes the same encoder, slots exchange information as a set, and a slot is chosen by a pointer. A blueprint
-is chosen by how well its descriptor in that slot matches the state. No weight belongs to the index of a slot.
+is chosen by how well its descriptor in that slot matches the state. No weight belongs to the index of a slot. Where all
+slots may be chosen at once, that is one more slot, with the encoding of all of them.
 """
 
 import math
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 
 from esper.arguments import LayerCount
 from esper.controllers.distribution import FactoredDistribution, Logits
-from esper.controllers.slot_encoder import CandidateEncoder, SlotEncoder
+from esper.controllers.slot_encoder import AllSlotsEncoder, CandidateEncoder, SlotEncoder
 from esper.controllers.statistics import Moments, RunningStatistics
-from esper.lifecycle import Layout, Masks
+from esper.lifecycle import HEAD_NAMES, Layout, Masks
 from esper.observation import PolicyInputs
 
 LSTMState = tuple[Tensor, Tensor]  # hidden and cell, each [layers, envs, hidden]
@@ -46,7 +47,7 @@ class PolicyOutput:
     """The output of the network for sequences [envs, steps]."""
 
     logits: Logits  # of envs * steps observations
-    value: Tensor  # [envs, steps], in units of the return scale
+    value: Tensor  # [envs, steps], in units of the return scale; NaN without a critic
     state: LSTMState  # of the LSTM after the last step
 
 
@@ -66,7 +67,8 @@ class Policy(nn.Module):
         name_dropout: share of training episodes in which the name of each blueprint is unknown
         gains: gains of the orthogonal initialisation of hidden layers, policy outputs and value output
         forget_bias: initial bias of the LSTM's forget gates; above 0, the LSTM remembers from the start
-        floors: minimum probability of a legal option while training episodes are collected, by head; None is none
+        floors: minimum probability of a legal option while training episodes are collected, by head, also of heads that
+            the layout lacks; None is none
         validate: check masks and logits for every distribution
         momentum: weight of the newest moments in the observation statistics; None weighs every sample equally
         min_std: minimum standard deviation that features are divided by
@@ -119,13 +121,14 @@ class Policy(nn.Module):
         if layout.slot:  # other environments have features of slots no more than blueprints
             self.candidates = CandidateEncoder(len(layout.candidate), len(layout.blueprints), embedding)
             self.slot = SlotEncoder(len(layout.slot) + embedding, slot_width, attention)
+        self.all_slots = AllSlotsEncoder(slot_width, len(layout.ops)) if layout.all_slots else None
         summary = 0 if self.slot is None else self.slot.summary_width
         self.features = nn.ModuleList([nn.Linear(len(layout.base_inputs) + summary, hidden)])
         self.features.extend(nn.Linear(hidden, hidden) for _ in range(depth - 1))
         self.norm = nn.LayerNorm(hidden)  # the only norm: it prevents saturation of the LSTM's gates
         self.memory = nn.LSTM(hidden, hidden, layers, batch_first=True) if layers else None
         self.heads = nn.ModuleDict({head: self._make_head(head, inner) for head in layout.head_names})
-        self.critic = _mlp(hidden, inner, 1)
+        self.critic: nn.Sequential | None = _mlp(hidden, inner, 1)  # None with a separate critic
         self._initialise(gains, forget_bias)
         self.known: dict[str, Tensor] = {}  # bool [options] by head, of options that the policy may choose
         self.compile_mode = compile
@@ -140,9 +143,8 @@ class Policy(nn.Module):
         width, attention = self.sizes["slot_width"], self.sizes["attention"]
         if attention and width % attention:
             raise ValueError(f"policy.attention={attention}: must divide policy.slot_width={width}.")
-        names = self.layout.head_names
-        if set(floors) - set(names) or not all(0 <= floor < 1 for floor in floors.values()):
-            raise ValueError(f"policy.floors={dict(floors)}: must be in [0, 1) by head, of {', '.join(names)}.")
+        if set(floors) - set(HEAD_NAMES) or not all(0 <= floor < 1 for floor in floors.values()):
+            raise ValueError(f"policy.floors={dict(floors)}: must be in [0, 1) by head, of {', '.join(HEAD_NAMES)}.")
 
     def _make_head(self, head: str, inner: int) -> nn.Module:
         """The output network of one head: of the core, for all but op also of a slot, and of the op."""
@@ -158,13 +160,17 @@ class Policy(nn.Module):
     def flops(self) -> int:
         """FLOPs of one decision: the matrix products of the linear layers, of the LSTM and of attention."""
         slots, names = len(self.layout.slots), len(self.layout.blueprints)
-        passes = {head: slots * len(self.layout.users[head]) for head in self.layout.head_names}
-        passes |= {"op": 1, "slot": slots}
-        total = _count_weights(self.features) + _count_weights(self.critic)
+        options = slots + self.layout.all_slots
+        passes = {head: options * len(self.layout.users[head]) for head in self.layout.head_names}
+        passes |= {"op": 1, "slot": options}
+        total = _count_weights(self.features) + (0 if self.critic is None else _count_weights(self.critic))
         if self.slot is not None and self.candidates is not None:
             total += slots * _count_weights(self.slot)
             total += 2 * slots * slots * self.sizes["slot_width"] * bool(self.sizes["attention"])
-            total += slots * names * (_count_weights(self.candidates.describe) + self.sizes["embedding"])
+            total += slots * names * _count_weights(self.candidates.describe)
+            total += options * names * self.sizes["embedding"]
+        if self.all_slots is not None:
+            total += _count_weights(self.all_slots)
         total += sum(passes[name] * _count_weights(head) for name, head in self.heads.items())
         return 2 * (total + (0 if self.memory is None else _count_weights(self.memory)))
 
@@ -189,8 +195,10 @@ class Policy(nn.Module):
         if self.slot is not None and self.candidates is not None:
             keys = self.candidates(context.candidates, context.named)  # [envs, slots, blueprints, embedding]
             exists = context.exists.unsqueeze(1).expand(-1, base.shape[1], -1)
-            encoded, summary = self.slot(torch.cat([slots, _select_keys(keys, blueprints)], -1), exists)
+            encoded, summary = self.slot(torch.cat([slots, select_keys(keys, blueprints)], -1), exists)
             base = torch.cat([base, summary], -1)
+            if self.all_slots is not None:
+                encoded, keys = self.all_slots(encoded, summary, keys, context.exists)
         features = F.relu(self.features[0](base))
         for layer in self.features[1:]:
             features = features + F.relu(layer(features))
@@ -198,11 +206,14 @@ class Policy(nn.Module):
         if self.memory is not None:
             memory, state = self.memory(core, state)
             core = core + memory
-        value = self.critic(core).squeeze(-1)
+        value = core.new_full(core.shape[:2], torch.nan) if self.critic is None else self.critic(core).squeeze(-1)
         return PolicyOutput(self._logits(core, encoded, keys), value, state)
 
     def _logits(self, core: Tensor, encoded: Tensor, keys: Tensor | None) -> Logits:
-        """From core [envs, steps, hidden], slots [envs, steps, slots, slot_width] and keys of blueprints."""
+        """From core [envs, steps, hidden], slots [envs, steps, slots, slot_width] and keys of blueprints.
+
+        Where all slots may be chosen at once, they are the last slot.
+        """
         slots = encoded.shape[2]
         per_slot = torch.cat([core.unsqueeze(2).expand(-1, -1, slots, -1), encoded], -1)
         others = {}
@@ -222,6 +233,8 @@ class Policy(nn.Module):
             slot = self.heads["slot"](per_slot).transpose(1, 2)
         else:
             slot = core.new_zeros(len(core), len(self.layout.ops), slots)
+        if self.all_slots is not None:
+            slot = slot + F.pad(self.all_slots.bias.unsqueeze(1), (slots - 1, 0))
         return Logits(self.heads["op"](core), slot, others)
 
     def distribution(
@@ -243,8 +256,12 @@ class Policy(nn.Module):
         if not self.known:
             return masks
         known = {head: mask.to(masks.op.device) for head, mask in self.known.items()}
-        others = {head: mask & known[head] if head in known else mask for head, mask in masks.others.items()}
-        return Masks(masks.op & known["op"] if "op" in known else masks.op, masks.slot, others)
+
+        def restrict(head: str, mask: Tensor) -> Tensor:
+            return mask & known[head] if head in known else mask
+
+        others = {head: restrict(head, mask) for head, mask in masks.others.items()}
+        return Masks(restrict("op", masks.op), restrict("slot", masks.slot), others)
 
     def normalised(self, inputs: PolicyInputs, available: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of `forward`; `available`, bool [envs, groups], is whether a group of features is known."""
@@ -271,6 +288,7 @@ class Policy(nn.Module):
     def _initialise(self, gains: Mapping[str, float], forget_bias: float) -> None:
         for module in (*([] if self.slot is None else [self.slot.encode]), *self.features):
             _orthogonal(module, gains["hidden"])
+        assert self.critic is not None
         for name, head in (*self.heads.items(), ("critic", self.critic)):
             inner, _, outer = head.children()
             _orthogonal(inner, gains["hidden"])
@@ -289,7 +307,7 @@ class Policy(nn.Module):
                 nn.init.constant_(weight[quarter : 2 * quarter], forget_bias)
 
 
-def _select_keys(keys: Tensor, blueprints: Tensor) -> Tensor:
+def select_keys(keys: Tensor, blueprints: Tensor) -> Tensor:
     """The key of the seed in each slot, [envs, steps, slots, embedding]; zeros without a seed."""
     none = keys.new_zeros(*keys.shape[:2], 1, keys.shape[3])
     index = blueprints.transpose(1, 2).unsqueeze(-1).expand(-1, -1, -1, keys.shape[3])

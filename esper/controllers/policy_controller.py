@@ -100,11 +100,11 @@ class PolicyController:
 
     def _draw_noise(self, generators: Sequence[torch.Generator], exists: Tensor) -> Tensor:
         """Noise [envs, options of all heads]; an episode draws for its own slots only, whatever its neighbours have."""
-        options = self._policy.layout.options
-        is_drawn = torch.ones(len(generators), noise_width(self._policy.layout), dtype=torch.bool)
-        if "slot" in options:
-            start = len(options["op"])
-            is_drawn[:, start : start + len(options["slot"])] = exists.cpu()
+        layout = self._policy.layout
+        is_drawn = torch.ones(len(generators), noise_width(layout), dtype=torch.bool)
+        if "slot" in layout.options:
+            start = len(layout.ops)
+            is_drawn[:, start : start + len(layout.slots)] = exists.cpu()
         noise = torch.ones(is_drawn.shape)
         for row, columns, generator in zip(noise, is_drawn, generators, strict=True):
             row[columns] = torch.empty(int(columns.sum())).exponential_(generator=generator)

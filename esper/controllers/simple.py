@@ -58,7 +58,7 @@ class ReplayController:
         if step >= len(self._actions):
             return wait_action(space).expand(envs, -1), None
         action = self._actions[step]
-        op, slot = space.ops[int(action[0])], space.slots[int(action[1])]
+        op, slot = space.ops[int(action[0])], space.slot_options[int(action[1])]
         wait = wait_action(space)
         legal = [op is Op.WAIT or is_legal(space, observation.masks, env, op, slot) for env in range(envs)]
         return torch.stack([action if may_act else wait for may_act in legal]), None

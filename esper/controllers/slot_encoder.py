@@ -30,6 +30,38 @@ class CandidateEncoder(nn.Module):
         return torch.tanh(self.describe(candidates) + names.unsqueeze(1))
 
 
+class AllSlotsEncoder(nn.Module):
+    """All slots as one more option: the encoding of their average, and a learned change of it.
+
+    It begins without a change, so all slots are then judged like an average slot.
+
+    Arguments:
+        width: of the encoding of a slot
+        ops: number of ops, each with a bias of its logit for all slots
+    """
+
+    def __init__(self, width: int, ops: int) -> None:
+        super().__init__()
+        self.change = nn.Linear(2 * width, width)
+        self.bias = nn.Parameter(torch.zeros(ops))
+        nn.init.zeros_(self.change.weight)
+        nn.init.zeros_(self.change.bias)
+
+    def forward(self, encoded: Tensor, summary: Tensor, keys: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the option to the slots.
+
+        Arguments:
+            encoded, summary: [envs, steps, slots, width] and [envs, steps, 2 * width], from SlotEncoder
+            keys: encodings of blueprints, [envs, slots, blueprints, embedding]; those of all slots are their mean
+            exists: bool [envs, slots]
+        """
+        mean = summary[..., : encoded.shape[-1]]
+        option = mean + self.change(summary)
+        mask = exists[..., None, None]
+        mean_keys = torch.where(mask, keys, 0.0).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        return torch.cat([encoded, option.unsqueeze(2)], 2), torch.cat([keys, mean_keys], 1)
+
+
 class SlotEncoder(nn.Module):
     """One encoder for every slot, self-attention between the slots of an environment, and a summary of all of them.
 

@@ -33,7 +33,10 @@ def policy(spec: Layout | None = None, rng_seed: int = 0, **changes: Any) -> Pol
 
 
 def random_masks(spec: Layout, count: int, draws: torch.Generator) -> Masks:
-    """Masks [count, ...] that the lifecycle could produce: an op is legal where one of its slots is."""
+    """Masks [count, ...] that the lifecycle could produce.
+
+    An op is legal where one of its slots is. In all slots it may be legal where at least two are.
+    """
 
     def flip_coins(*shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=draws) < 0.5
@@ -45,6 +48,9 @@ def random_masks(spec: Layout, count: int, draws: torch.Generator) -> Masks:
     )
     slot = flip_coins(count, len(spec.ops), len(spec.slots)) & uses[:, None]
     op = slot.any(-1)
+    if spec.all_slots:
+        in_all = (slot.sum(-1) >= 2) & (flip_coins(count, len(spec.ops)) | flip_coins(count, len(spec.ops)))
+        slot = torch.cat([slot, in_all.unsqueeze(-1)], -1)
     op[:, spec.ops.index("WAIT")] = True
     others = {}
     for head, options in spec.options.items():

@@ -152,6 +152,47 @@ def test_an_op_that_is_not_allowed_is_dropped() -> None:
     assert len(action[:, 0].unique()) > 2
 
 
+def test_a_controller_that_does_not_know_all_slots_never_chooses_them() -> None:
+    before, now = layout("core", 3), layout("lean", 3)
+    fitted = transferred(trained(before), now)
+    action = check_actions_are_legal(fitted, now)
+    assert (action[:, 1] != now.options["slot"].index("all")).all()
+    assert len(action[:, 0].unique()) == 3
+    assert contract_differences(before, now) == ["gone op: FOSSILIZE", "gone head: blend", "new slot option: all"]
+
+
+def test_a_controller_that_knows_all_slots_acts_where_they_are_no_option() -> None:
+    before, now = layout("lean", 3), layout("core", 5)
+    action = check_actions_are_legal(transferred(trained(before), now), now)
+    assert (action[:, 0] != now.ops.index("FOSSILIZE")).all()
+    germinates = action[:, 0] == now.ops.index("GERMINATE")
+    assert germinates.any()
+    assert (action[germinates, now.head_names.index("blend")] == now.options["blend"].index("ADD")).all()
+    assert contract_differences(before, now) == ["new op: FOSSILIZE", "new head: blend", "gone slot option: all"]
+
+
+def test_a_controller_that_knows_all_slots_chooses_them_in_any_number_of_slots() -> None:
+    net = trained(layout("lean", 3))
+    for slots in (1, 2, 8):
+        spec = layout("lean", slots)
+        fitted = transferred(net, spec)
+        assert fitted.known == {}
+        for mine, theirs in zip(net.parameters(), fitted.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+        action = check_actions_are_legal(fitted, spec)
+        assert (action[:, 1] == slots).any() == (slots > 1)
+
+
+@torch.no_grad()
+def test_the_bias_of_all_slots_is_mapped_by_op() -> None:
+    before = layout("lean", 3)
+    net = trained(before)
+    net.all_slots.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    ops = ("WAIT", "SPLIT", "PRUNE", "GERMINATE")
+    fitted = transferred(net, with_options(before, "op", ops))
+    assert fitted.all_slots.bias.tolist() == [1, 0, 3, 2]
+
+
 def test_a_new_head_takes_its_default_option() -> None:
     before, now = layout("core", 3), layout("full", 3)
     now = replace(now, defaults={**now.defaults, "tempo": "SLOW"})

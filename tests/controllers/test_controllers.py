@@ -178,6 +178,37 @@ def test_a_replay_repeats_a_recorded_episode_exactly() -> None:
     assert torch.equal(again[-1][1].now.loss, original[-1][1].now.loss)
 
 
+LEAN = ("environment.steps=10", "lifecycle=quick", "actions=lean", "actions.fixed.alpha_speed=INSTANT")
+
+
+def test_rates_in_all_slots_are_those_of_their_own_names() -> None:
+    env = environment(*LEAN, envs=1)
+    only_all = [action for (action,), _ in run(env, RandomController(env.space, {"GERMINATE all": 1.0}), [3])]
+    assert (only_all[0]["slot"], {action["op"] for action in only_all[1:]}) == ("all", {"WAIT"})
+    single = [action for (action,), _ in run(env, RandomController(env.space, {"GERMINATE": 1.0}), [3])]
+    assert sorted(action["slot"] for action in single[:3]) == ["block1", "block2", "block3"]
+    assert {action["op"] for action in single[3:]} == {"WAIT"}
+
+
+def test_random_growth_takes_all_slots_at_once_as_often_as_one_of_them() -> None:
+    env = environment(*LEAN, "slots.blueprints=[norm]", envs=1)
+    seen, chosen = env.reset([1]), RandomController(env.space)
+    memory, counts = chosen.begin([3]), Counter[str]()
+    for _ in range(1000):
+        action, memory = chosen.act(seen, memory)
+        counts[named_action(env.space, action[0]).get("slot", "none")] += 1
+    assert set(counts) == {"none", "block1", "block2", "block3", "all"}
+    assert min(counts.values()) > 150
+
+
+def test_a_replay_repeats_actions_in_all_slots_where_they_are_legal() -> None:
+    env = environment(*LEAN, envs=1)
+    grow = {"op": "GERMINATE", "slot": "all", "blueprint": "norm"}
+    actions = [grow, grow, {"op": "PRUNE", "slot": "all"}, {"op": "PRUNE", "slot": "all"}]
+    played = [action for (action,), _ in run(env, ReplayController(env.space, actions), [4])]
+    assert played[:4] == [grow, {"op": "WAIT"}, {"op": "PRUNE", "slot": "all"}, {"op": "WAIT"}]
+
+
 def test_a_replayed_action_that_is_not_legal_becomes_wait() -> None:
     env = environment(envs=1)
     steps = run(env, ReplayController(env.space, [{"op": "FOSSILIZE", "slot": "block1"}]), [4])
@@ -268,7 +299,7 @@ def test_a_permuted_policy_sees_the_next_episode_but_uses_its_own_masks() -> Non
         PermutedPolicyController(actor).begin([1])
 
 
-@pytest.mark.parametrize("actions", ["core", "full"])
+@pytest.mark.parametrize("actions", ["core", "full", "lean"])
 def test_a_decision_costs_what_torch_counts(actions: str) -> None:
     """torch does not count the LSTM, whose FLOPs are the products of its matrices with one vector each."""
     spec = layout(actions)
@@ -295,6 +326,26 @@ def test_gated_plants_everywhere_and_keeps_seeds_that_contribute() -> None:
     assert [action.get("slot") for action in actions[:3]] == ["block1", "block2", "block3"]
     assert {action.get("blueprint") for action in actions[:3]} == {"depthwise"}
     assert [action["op"] for action in actions] == ["GERMINATE"] * 3 + ["FOSSILIZE"] * 3 + ["WAIT"] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "kept"),
+    [
+        ("gated", {"min_contribution": -1e9, "wait": 0.2}, 3),
+        ("gated", {"min_contribution": 1e9, "wait": 0.2}, 0),
+        ("heuristic", {**EAGER, "min_contribution": -1e9, "max_drop": 1e9}, 3),
+        ("fragrow", {"max_interval": 1e-9, "latest": 1.0}, 3),
+        ("schedule", {}, 2),
+        ("none", {}, 0),
+    ],
+)
+def test_rules_act_with_three_ops_and_their_seeds_are_kept_unless_they_are_pruned(
+    name: str, changes: dict[str, object], kept: int
+) -> None:
+    env = environment(*LEAN, envs=1)
+    steps = run(env, controller(name, env, **changes), [1])
+    assert int((steps[-1][1].after.stage == Stage.FOSSILIZED).sum()) == kept
+    assert {action["op"] for (action,), _ in steps} <= {"WAIT", "GERMINATE", "PRUNE"}
 
 
 def test_gated_prunes_seeds_that_do_not_contribute_and_leaves_their_slots_empty() -> None:

@@ -12,7 +12,7 @@ from tests.controllers.fixtures_policies import draws, layout, random_masks
 
 
 def random_logits(spec: Layout, count: int, noise: torch.Generator) -> Logits:
-    ops, slots = len(spec.ops), len(spec.slots)
+    ops, slots = len(spec.ops), len(spec.slots) + spec.all_slots
     others = {
         head: torch.randn(count, len(spec.users[head]), slots, len(options), generator=noise)
         for head, options in spec.options.items()
@@ -45,7 +45,8 @@ def is_legal(spec: Layout, masks: Masks, row: int, action: torch.Tensor) -> bool
 
 @pytest.mark.parametrize("floors", [{}, {"op": 0.05, "slot": 0.5, "blueprint": 0.1}], ids=["plain", "floors"])
 @pytest.mark.parametrize(
-    ("actions", "slots"), [(actions, slots) for actions in ("core", "full") for slots in (1, 2, 3, 5, 8)]
+    ("actions", "slots"),
+    [(actions, slots) for actions in ("core", "full", "lean") for slots in (1, 2, 3, 5, 8)],
 )
 def test_probabilities_of_legal_actions_sum_to_one_and_of_illegal_actions_are_zero(
     actions: str, slots: int, floors: dict[str, float]
@@ -68,7 +69,7 @@ def test_probabilities_of_legal_actions_sum_to_one_and_of_illegal_actions_are_ze
         torch.testing.assert_close(probability.sum(), torch.tensor(1.0))
 
 
-@given(st.integers(0, 10_000), st.sampled_from(["core", "full"]), st.integers(1, 8))
+@given(st.integers(0, 10_000), st.sampled_from(["core", "full", "lean"]), st.integers(1, 8))
 def test_every_sampled_action_is_legal_and_unused_heads_are_0(rng_seed: int, actions: str, slots: int) -> None:
     spec, noise = layout(actions, slots), draws(rng_seed)
     masks = random_masks(spec, 20, noise)
@@ -79,8 +80,9 @@ def test_every_sampled_action_is_legal_and_unused_heads_are_0(rng_seed: int, act
         assert torch.all(action[~spec.uses()[action[:, 0]]] == 0)
 
 
-def test_samples_follow_the_probabilities() -> None:
-    spec, noise, count = layout(), draws(1), 20_000
+@pytest.mark.parametrize("actions", ["core", "lean"])
+def test_samples_follow_the_probabilities(actions: str) -> None:
+    spec, noise, count = layout(actions), draws(1), 20_000
     masks, logits = random_masks(spec, 1, noise), random_logits(spec, 1, noise)
     masks = masks.each(lambda mask: torch.ones_like(mask))
     many = FactoredDistribution(
@@ -88,9 +90,13 @@ def test_samples_follow_the_probabilities() -> None:
                {h: t.expand(count, -1, -1, -1) for h, t in logits.others.items()}),
         masks.each(lambda mask: mask.expand(count, *mask.shape[1:])), spec, {}, False,
     )  # fmt: skip
-    op = many.sample(torch.empty(count, noise_width(spec)).exponential_(generator=noise))[:, 0]
-    seen = torch.bincount(op, minlength=len(spec.ops)) / count
+    action = many.sample(torch.empty(count, noise_width(spec)).exponential_(generator=noise))
+    seen = torch.bincount(action[:, 0], minlength=len(spec.ops)) / count
     torch.testing.assert_close(seen, logits.op[0].softmax(-1), atol=0.015, rtol=0)
+    frequent = 1 + int(logits.op[0, 1:].argmax())  # WAIT has no slot
+    slot = action[action[:, 0] == frequent, 1]
+    seen = torch.bincount(slot, minlength=len(spec.options["slot"])) / len(slot)
+    torch.testing.assert_close(seen, logits.slot[0, frequent].softmax(-1), atol=0.03, rtol=0)
 
 
 def test_a_single_legal_action_has_entropy_and_log_prob_of_exactly_0() -> None:
@@ -121,8 +127,9 @@ def test_a_heads_entropy_does_not_depend_on_how_rarely_its_op_is_chosen() -> Non
     assert not torch.allclose(often[:, 0], seldom[:, 0])
 
 
-def test_entropy_is_positive_exactly_where_a_head_has_a_choice_under_some_legal_op() -> None:
-    spec, noise = layout("full", 4), draws(4)
+@pytest.mark.parametrize("actions", ["full", "lean"])
+def test_entropy_is_positive_exactly_where_a_head_has_a_choice_under_some_legal_op(actions: str) -> None:
+    spec, noise = layout(actions, 4), draws(4)
     masks = random_masks(spec, 50, noise)
     entropy = FactoredDistribution(random_logits(spec, 50, noise), masks, spec, {}, True).entropy()
     assert torch.equal(entropy > 0, available(masks, spec))

@@ -34,15 +34,16 @@ def run(
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8])
-@pytest.mark.parametrize("actions", ["core", "full"])
+@pytest.mark.parametrize("actions", ["core", "full", "lean"])
 def test_the_head_table_sizes_every_head(actions: str, slots: int) -> None:
     net = policy(layout(actions, slots))
     output = run(net, random_sequences(net, 3))
     assert tuple(net.heads) == net.layout.head_names == tuple(h for h in HEAD_NAMES if h in net.layout.options)
     assert output.logits.op.shape == (6, len(net.layout.ops))
-    assert output.logits.slot.shape == (6, len(net.layout.ops), slots)
+    options = slots + 1 if actions == "lean" else slots
+    assert output.logits.slot.shape == (6, len(net.layout.ops), options)
     for head, table in output.logits.others.items():
-        assert table.shape == (6, len(net.layout.users[head]), slots, len(net.layout.options[head]))
+        assert table.shape == (6, len(net.layout.users[head]), options, len(net.layout.options[head]))
     assert output.value.shape == (2, 3)
 
 
@@ -145,7 +146,7 @@ def test_a_compiled_network_gives_the_same_output_and_state_dict_names(layers: i
     assert list(net.state_dict()) == list(plain.state_dict())
 
 
-@pytest.mark.parametrize("actions", ["core", "full"])
+@pytest.mark.parametrize("actions", ["core", "full", "lean"])
 def test_forward_and_distribution_run_on_the_meta_device(actions: str) -> None:
     net = policy(layout(actions), validate=False).to("meta")
     inputs = [part.to("meta") for part in random_sequences(net, 3)]
@@ -178,9 +179,10 @@ def test_greedy_actions_do_not_depend_on_the_episode_seed_and_sampled_actions_do
 
 
 @torch.no_grad()
-def test_stored_log_probs_equal_those_of_a_second_forward_pass() -> None:
-    net = policy(layout("full", 4))
-    controller, inputs = PolicyController(net, greedy=False), random_inputs(layout("full", 4), 30, draws())
+@pytest.mark.parametrize("actions", ["full", "lean"])
+def test_stored_log_probs_equal_those_of_a_second_forward_pass(actions: str) -> None:
+    net = policy(layout(actions, 4))
+    controller, inputs = PolicyController(net, greedy=False), random_inputs(layout(actions, 4), 30, draws())
     choice, _ = controller.decide(inputs, controller.begin(range(30)))
     sequences = (choice.base[:, None], choice.slots[:, None], inputs.blueprints[:, None])
     output = run(net, sequences, context=choice.context)
@@ -188,15 +190,26 @@ def test_stored_log_probs_equal_those_of_a_second_forward_pass() -> None:
     torch.testing.assert_close(choice.log_prob, again, atol=1e-6, rtol=0)
 
 
+def certain(actions: str, slots: int, attention: int) -> Policy:
+    """A policy with large logits; those of all slots differ from those of an average slot."""
+    net = policy(layout(actions, slots), attention=attention, gains={"hidden": 1.4, "policy": 3.0, "value": 1.0})
+    if net.all_slots is not None:
+        for part in net.all_slots.parameters():
+            torch.nn.init.normal_(part, generator=draws(2))
+    return net
+
+
 @torch.no_grad()
+@pytest.mark.parametrize("actions", ["full", "lean"])
 @pytest.mark.parametrize("attention", [0, 2])
-def test_permuting_slots_permutes_the_logits(attention: int) -> None:
-    net = policy(layout("full", 5), attention=attention)
+def test_permuting_slots_permutes_the_logits_and_leaves_those_of_all_slots(attention: int, actions: str) -> None:
+    net = certain(actions, 5, attention)
     base, slots, blueprints = random_sequences(net, 3)
     context, order = random_context(net.layout, 2, draws(1)), [3, 0, 4, 1, 2]
     moved = replace(context, exists=context.exists[:, order], candidates=context.candidates[:, order])
     plain = run(net, (base, slots, blueprints), context=context)
     permuted = run(net, (base, slots[:, :, order], blueprints[:, :, order]), context=moved)
+    order = order + [5] * net.layout.all_slots
     torch.testing.assert_close(permuted.value, plain.value)
     torch.testing.assert_close(permuted.logits.op, plain.logits.op)
     torch.testing.assert_close(permuted.logits.slot, plain.logits.slot[..., order])
@@ -205,10 +218,11 @@ def test_permuting_slots_permutes_the_logits(attention: int) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("actions", ["full", "lean"])
 @pytest.mark.parametrize("attention", [0, 2])
-def test_slots_that_do_not_exist_change_nothing(attention: int) -> None:
+def test_slots_that_do_not_exist_change_nothing(attention: int, actions: str) -> None:
     """Their features, seeds and candidates are arbitrary."""
-    small, padded = policy(layout("full", 2), attention=attention), policy(layout("full", 5), attention=attention)
+    small, padded = certain(actions, 2, attention), certain(actions, 5, attention)
     assert all(torch.equal(a, b) for a, b in zip(small.parameters(), padded.parameters(), strict=True))
     base, slots, blueprints = random_sequences(padded, 3)
     context = random_context(padded.layout, 2, draws(1))
@@ -216,29 +230,34 @@ def test_slots_that_do_not_exist_change_nothing(attention: int) -> None:
     context.exists[:, 2:] = False
     plain = run(small, (base, slots[:, :, :2], blueprints[:, :, :2]), context=own)
     output = run(padded, (base, slots, blueprints), context=context)
+    kept = [0, 1] + [5] * padded.layout.all_slots
     torch.testing.assert_close(output.value, plain.value)
-    torch.testing.assert_close(output.logits.slot[..., :2], plain.logits.slot)
+    torch.testing.assert_close(output.logits.slot[..., kept], plain.logits.slot)
     for head, table in plain.logits.others.items():
-        torch.testing.assert_close(output.logits.others[head][:, :, :2], table)
+        torch.testing.assert_close(output.logits.others[head][:, :, kept], table)
 
 
-def test_an_episode_samples_the_same_actions_next_to_hosts_with_more_slots() -> None:
-    small, padded = policy(layout("core", 2)), policy(layout("core", 5))
+@pytest.mark.parametrize("actions", ["core", "lean"])
+def test_an_episode_samples_the_same_actions_next_to_hosts_with_more_slots(actions: str) -> None:
+    small, padded = policy(layout(actions, 2)), policy(layout(actions, 5))
     inputs = random_inputs(padded.layout, 40, draws())
     inputs.exists[:, 2:] = False
-    inputs.masks.slot[..., 2:] = False
-    inputs.masks.op.copy_(inputs.masks.slot.any(-1))
+    slot = inputs.masks.slot
+    slot[..., 2:5] = False
+    slot[..., 5:] &= slot[..., :2].all(-1, keepdim=True)
+    inputs.masks.op.copy_(slot.any(-1))
     inputs.masks.op[:, 0] = True
-    masks = replace(inputs.masks, slot=inputs.masks.slot[..., :2])
+    masks = replace(inputs.masks, slot=slot[..., [0, 1] + [5] * padded.layout.all_slots])
     parts = {name: getattr(inputs, name)[:, :2] for name in ("slots", "blueprints", "exists", "candidates")}
     own = replace(inputs, **parts, masks=masks)
     for step in range(2):
-        actions = [
+        mine, theirs = (
             _act_twice(PolicyController(net, greedy=False), each)[step]
             for net, each in ((small, own), (padded, inputs))
-        ]
-        assert torch.equal(*actions)
-        assert len(actions[0].unique(dim=0)) > 4
+        )
+        assert torch.equal(mine, torch.where(theirs == 5, 2, theirs))  # all slots come behind them
+        assert len(mine.unique(dim=0)) > 4
+        assert (mine[:, 1] == 2).any() == padded.layout.all_slots
 
 
 def _act_twice(controller: PolicyController, inputs: PolicyInputs) -> list[torch.Tensor]:
@@ -263,6 +282,33 @@ def test_a_blueprint_is_chosen_by_its_descriptor_in_the_slot_and_by_its_name() -
     unnamed.named[:, 0] = False
     by_name = run(net, inputs, context=unnamed).logits.others["blueprint"][:, 0] != plain
     assert by_name[:, :, 0].all()
+
+
+@torch.no_grad()
+def test_all_slots_are_judged_like_an_average_slot_before_training() -> None:
+    """With equal slots, the logits of all of them are those of each; the blueprints are compared by their mean keys."""
+    net = policy(layout("lean", 3), gains={"hidden": 1.4, "policy": 3.0, "value": 1.0})
+    base, slots, blueprints = random_sequences(net, 2)
+    context = random_context(net.layout, 2, draws(1))
+    same = replace(context, candidates=context.candidates[:, :1].expand_as(context.candidates))
+    output = run(net, (base, slots[:, :, :1].expand_as(slots), torch.zeros_like(blueprints)), context=same)
+    torch.testing.assert_close(output.logits.slot[..., 3], output.logits.slot[..., 0])
+    torch.testing.assert_close(output.logits.others["blueprint"][:, :, 3], output.logits.others["blueprint"][:, :, 0])
+    net.all_slots.bias[net.layout.ops.index("GERMINATE")] += 5
+    changed = run(net, (base, slots[:, :, :1].expand_as(slots), torch.zeros_like(blueprints)), context=same)
+    difference = changed.logits.slot - output.logits.slot
+    expected = torch.zeros_like(difference)
+    expected[:, net.layout.ops.index("GERMINATE"), 3] = 5
+    torch.testing.assert_close(difference, expected)
+
+
+def test_the_option_of_all_slots_learns_and_only_it_has_additional_weights() -> None:
+    lean, core = policy(layout("lean", 3)), policy(layout("core", 3))
+    new = {name for name, _ in lean.named_parameters()} - {name for name, _ in core.named_parameters()}
+    assert new == {"all_slots.change.weight", "all_slots.change.bias", "all_slots.bias"}
+    assert core.all_slots is None
+    run(lean, random_sequences(lean, 3)).logits.slot[..., 3].square().sum().backward()
+    assert all(lean.get_parameter(name).grad.abs().sum() > 0 for name in new)
 
 
 @torch.no_grad()
@@ -299,6 +345,17 @@ def test_groups_and_names_are_missing_in_a_tenth_of_training_episodes_and_in_no_
     evaluated = PolicyController(net, greedy=False).begin(range(100))
     assert evaluated.available.all()
     assert evaluated.named.all()
+
+
+@torch.no_grad()
+def test_floors_of_heads_that_the_action_space_lacks_have_no_effect() -> None:
+    """A controller with such floors may be loaded in another action space."""
+    inputs = random_inputs(layout("lean"), 40, draws())
+    actions = []
+    for floors in ({"op": 0.1}, {"op": 0.1, "blend": 0.3}):
+        controller = PolicyController(policy(layout("lean"), floors=floors), greedy=False, explore=True)
+        actions.append(controller.act(inputs, controller.begin(range(40)))[0])
+    assert torch.equal(*actions)
 
 
 @torch.no_grad()
