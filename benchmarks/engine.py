@@ -116,7 +116,7 @@ class Bench:
                         setattr(module, name, torch.nn.Identity())
             model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         optimizer = build(self.config.optimizer, model=model, _partial_=False).torch
-        stream = self.env.data.stream(self.config.environment.batch, make_generator("bench", 0))
+        stream = self.env.host_pool.task(0).data.stream(self.config.environment.batch, make_generator("bench", 0))
 
         def train() -> None:
             for _ in range(self.plan.batches):

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
 from esper.config import build_vector_env, compose_config
 from esper.controllers import Controller, NoGrowth, Policy, PolicyController, known_options, map_weights
-from esper.environment import Oracle
+from esper.environment import Oracle, TaskOracle
 from esper.ppo import LAST, read_checkpoint
 from esper.training import build_module, configure_process, train
 
@@ -41,9 +42,9 @@ def make_oracle(slots: int) -> Oracle:
 
 
 @torch.no_grad()
-def run_episodes(oracle: Oracle, controller: Controller) -> float:  # type: ignore[type-arg]
+def run_episodes(oracle: Oracle | TaskOracle, controller: Controller) -> float:  # type: ignore[type-arg]
     """The mean score of one round."""
-    episode_seeds = [oracle.episode_seed("transfer", 0, index) for index in range(EPISODES)]
+    episode_seeds = [oracle.episode_seed("transfer", 0, index) for index in range(oracle.envs)]
     observation, memory = oracle.reset(episode_seeds), controller.begin(episode_seeds)
     for _ in range(oracle.steps):
         action, memory = controller.act(observation, memory)
@@ -51,10 +52,10 @@ def run_episodes(oracle: Oracle, controller: Controller) -> float:  # type: igno
     return float(oracle.outcome()["score"].mean())
 
 
-def load_policy(path: Path, oracle: Oracle) -> Policy:
+def load_policy(path: Path, oracle: Oracle | TaskOracle, config: DictConfig) -> Policy:
     """A trained policy for another oracle."""
     checkpoint = read_checkpoint(path)
-    policy = build_module(compose_config("run", ["+experiment=oracle"]), oracle).policy
+    policy = build_module(config, oracle).policy
     weights = {key.removeprefix("policy."): value for key, value in checkpoint.state_dict.items()}
     policy.load_state_dict(map_weights(checkpoint.metadata.layout, weights, policy))
     policy.known = known_options(checkpoint.metadata.layout, oracle.layout)
@@ -71,10 +72,11 @@ def main() -> None:
     for seed in range(options.seeds):
         with tempfile.TemporaryDirectory() as directory:
             overrides = ["+experiment=oracle", f"seed={seed}", "logger=none", *options.overrides]
-            train(compose_config("run", overrides), Path(directory), Console(quiet=True))
+            config = compose_config("run", overrides)
+            train(config, Path(directory), Console(quiet=True))
             for slots in (2, 3, 5):
                 oracle = make_oracle(slots)
-                policy = load_policy(Path(directory) / "checkpoints" / LAST, oracle)
+                policy = load_policy(Path(directory) / "checkpoints" / LAST, oracle, config)
                 none = run_episodes(oracle, NoGrowth(oracle.space))
                 sampled, greedy = (run_episodes(oracle, PolicyController(policy, greedy=g)) for g in (False, True))
                 best = oracle.optimum()

@@ -2,7 +2,16 @@
 
 from esper.ppo.budget import DecisionBudget
 from esper.ppo.checkpoint import LAST, AtomicCheckpointIO, Checkpoint, CheckpointCallback, read_checkpoint
-from esper.ppo.collector import Collector, RoundListener, RoundLoader, StoppedError, VectorEnv
+from esper.ppo.collector import (
+    Collector,
+    RoundListener,
+    RoundLoader,
+    StoppedError,
+    VectorEnv,
+    round_steps,
+    task_features,
+)
+from esper.ppo.critic import Critic
 from esper.ppo.distributed import RankLostError, detect_lost_rank, world_size
 from esper.ppo.gae import gae
 from esper.ppo.metadata import CheckpointMetadata, Counters, TrainingHistory, check_fits
@@ -10,6 +19,7 @@ from esper.ppo.module import PPO, DivergedError, StaleRolloutError
 from esper.ppo.return_scale import ReturnScale
 from esper.ppo.rollout import PADDING_OPTION, Rollout
 from esper.ppo.settings import PPOSettings
+from esper.ppo.teachers import clone_plans, listed_gains, oracle_gains
 
 __all__ = [
     "LAST",
@@ -21,6 +31,7 @@ __all__ = [
     "CheckpointMetadata",
     "Collector",
     "Counters",
+    "Critic",
     "DecisionBudget",
     "DivergedError",
     "PPOSettings",
@@ -34,8 +45,13 @@ __all__ = [
     "TrainingHistory",
     "VectorEnv",
     "check_fits",
+    "clone_plans",
     "detect_lost_rank",
     "gae",
+    "listed_gains",
+    "oracle_gains",
     "read_checkpoint",
+    "round_steps",
+    "task_features",
     "world_size",
 ]

@@ -14,6 +14,7 @@ from esper.observation import PolicyInputs
 from esper.ppo.distributed import reduce_sum, world_size
 from esper.ppo.metadata import Counters
 from esper.ppo.rollout import Rollout
+from esper.rng import make_generator
 
 
 class StepResult(Protocol):
@@ -37,6 +38,16 @@ class VectorEnv(Protocol):
 
     An episode that has ended keeps its last observation. `outcome` has the final results [envs] of the episodes by
     name; `effort` has seconds by phase, and `samples`, the training samples of the hosts.
+
+    An environment with several tasks may also have:
+
+    - `task_number(episode_seed) -> int`: the same number for episodes of the same task;
+    - `task_features: tuple[str, ...]`: names of descriptors of a task, may be empty;
+    - `describe_tasks(episode_seeds) -> Tensor`: these descriptors, [episodes, task features]. A separate critic gets
+      them, the policy does not, so they may be things that a policy has to find out.
+
+    An environment whose training rounds differ in length has `round_steps: tuple[int, ...]`, the numbers of steps that
+    rounds have in turn, and `reset` has the keyword argument `steps`.
     """
 
     layout: Layout
@@ -137,18 +148,22 @@ class Collector(LightningDataModule):
     def run_episodes(self, kind: str, episode_seeds: Sequence[int]) -> Rollout:
         """Run one whole episode per seed; `kind` is training, sampled or greedy (the most likely actions)."""
         env, policy = self.environment, self._policy
+        steps = self._draw_steps() if kind == "training" else env.steps
+        options = {} if steps == env.steps else {"steps": steps}
         controller = PolicyController(policy, greedy=kind == "greedy", explore=kind == "training")
         for listener in self.listeners:
-            listener.on_round_start(kind, episode_seeds, env.steps)
+            listener.on_round_start(kind, episode_seeds, steps)
         seconds = {"environment": 0.0, "policy": 0.0}
         started = time.perf_counter()
-        observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
+        observation, memory = env.reset(episode_seeds, **options), controller.begin(episode_seeds)
         seconds["environment"] += time.perf_counter() - started
-        rollout = Rollout.empty(list(episode_seeds), env.steps, env.layout, policy.begin(len(episode_seeds)))
+        rollout = Rollout.empty(list(episode_seeds), steps, env.layout, policy.begin(len(episode_seeds)))
         rollout.kind, rollout.rounds_done = kind, self._counters.rounds
         rollout.tasks.copy_(torch.tensor(_task_numbers(env, episode_seeds)))
+        if task_features(env):
+            rollout.task_features = env.describe_tasks(episode_seeds).float().to(rollout.tasks.device)  # type: ignore[attr-defined]
         alive = torch.ones(len(episode_seeds), dtype=torch.bool)
-        for step in range(env.steps):
+        for step in range(steps):
             if kind == "training":
                 self._check_stop()
             started = time.perf_counter()
@@ -164,13 +179,14 @@ class Collector(LightningDataModule):
             for listener in self.listeners:
                 listener.on_step(action, result)
             observation = result.observation
-            truncated = result.truncated if step + 1 < env.steps else ~result.terminated
+            truncated = result.truncated if step + 1 < steps else ~result.terminated
             rollout.write_result(step, result.reward, result.terminated, truncated)
             alive = alive & ~(result.terminated | truncated)
             if not alive.any():
                 break
         decision, _ = controller.decide(observation, memory)
         rollout.next_value[:, step] = decision.value
+        rollout.write_final(decision)
         effort = env.effort()
         rollout.samples = effort.pop("samples", 0.0)
         rollout.outcome, rollout.seconds = env.outcome(), {**seconds, **effort}
@@ -206,6 +222,15 @@ class Collector(LightningDataModule):
                 break
         policy.fold(reduce_sum(total))
 
+    def _draw_steps(self) -> int:
+        """The steps of the next training round: each number comes once in every block of as many rounds."""
+        numbers = round_steps(self.environment)
+        if len(numbers) == 1:
+            return numbers[0]
+        block, place = divmod(self._counters.rounds, len(numbers))
+        order = torch.randperm(len(numbers), generator=make_generator("round steps", self._run_seed, block))
+        return numbers[int(order[place])]
+
     def _episode_seeds(self, purpose: str, start: int) -> list[int]:
         return [
             self.environment.episode_seed(purpose, self._run_seed, start + index)
@@ -231,9 +256,17 @@ class Collector(LightningDataModule):
         return self.trainer.global_rank * self.environment.envs
 
 
+def task_features(environment: VectorEnv) -> tuple[str, ...]:
+    """Names of the descriptors of a task; empty for environments without any."""
+    return tuple(getattr(environment, "task_features", ()))
+
+
+def round_steps(environment: VectorEnv) -> tuple[int, ...]:
+    """The numbers of steps that training rounds have in turn."""
+    return tuple(getattr(environment, "round_steps", (environment.steps,)))
+
+
 def _task_numbers(environment: VectorEnv, episode_seeds: Sequence[int]) -> list[int]:
-    """The number of each episode's host; 0 if the environment has no pool of hosts."""
-    pool = getattr(environment, "host_pool", None)
-    if pool is None:
-        return [0] * len(episode_seeds)
-    return [pool.names.index(pool.host_name(episode_seed)) for episode_seed in episode_seeds]
+    """The number of each episode's task; 0 if the environment has only one."""
+    task_number = getattr(environment, "task_number", None)
+    return [0 if task_number is None else task_number(episode_seed) for episode_seed in episode_seeds]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -45,6 +46,15 @@ def reduce_max(values: Tensor) -> Tensor:
     largest = values.detach().clone()
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return largest
+
+
+def gather_ranks(values: Tensor) -> Tensor:
+    """The values of all ranks, concatenated along the first axis; each rank must have the same shape."""
+    if world_size() == 1:
+        return values
+    parts = [torch.empty_like(values) for _ in range(world_size())]
+    dist.all_gather(parts, values.detach().contiguous())
+    return torch.cat(parts)
 
 
 def reduce_mean(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.ppo.distributed import reduce_max, reduce_sum
+from esper.ppo.distributed import gather_ranks, reduce_sum
 
 # exp(20) is 5e8: far beyond any clip range, and its square is still finite in float32 (that of exp(88) is not)
 LOG_RATIO_BOUND = 20.0
@@ -104,8 +104,7 @@ def explained_variance(values: Tensor, returns: Tensor, known: Tensor, valid: Te
     """
     parts = torch.stack([torch.ones_like(returns), known, returns, returns - values], -1).double()
     parts = torch.where(valid.unsqueeze(-1), parts, 0.0)
-    groups = F.one_hot(tasks, int(reduce_max(tasks.max())) + 1).double()
-    products = reduce_sum(torch.einsum("eg,esi,esj->gsij", groups, parts, parts))
+    products = reduce_sum(torch.einsum("eg,esi,esj->gsij", group_tasks(tasks), parts, parts))
     count = products[..., :1, :1].clamp(min=1)
     centred = products - products[..., :, :1] * products[..., :1, :] / count
     known_variance = centred[..., 1, 1]
@@ -115,6 +114,12 @@ def explained_variance(values: Tensor, returns: Tensor, known: Tensor, valid: Te
     _, _, variance, error = rest.clamp(min=0).sum((0, 1))
     squares = products[..., 2, 2].sum()
     return torch.where(variance > MIN_VARIANCE * squares, 1 - error / variance.clamp(min=TINY), torch.nan)
+
+
+def group_tasks(tasks: Tensor) -> Tensor:
+    """Which task of the round, of all ranks, each episode has: float64 [envs, tasks], with one 1 in each row."""
+    numbers: Tensor = gather_ranks(tasks).unique()  # type: ignore[no-untyped-call]
+    return (tasks.unsqueeze(1) == numbers).double()
 
 
 def anneal(start: float, final: float | None, rounds: int, done: int) -> float:

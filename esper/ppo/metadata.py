@@ -11,6 +11,7 @@ from torch import Tensor
 
 from esper.controllers import Policy
 from esper.lifecycle import Layout
+from esper.ppo.critic import Critic
 
 METADATA_VERSION = 3  # written and read
 
@@ -22,7 +23,7 @@ class Counters:
     rounds: int = 0
     episodes: int = 0
     decisions: int = 0
-    updates: int = 0  # optimizer steps
+    updates: int = 0  # optimizer steps of the policy
     skipped: int = 0  # minibatches with non-finite values
     bad: int = 0  # consecutive updates with a skipped minibatch
 
@@ -51,6 +52,7 @@ class CheckpointMetadata:
     seed: int  # of the run
     counters: Counters
     compile: str | None = None  # mode of torch.compile
+    critic: Mapping[str, Any] | None = None  # sizes and task features of a separate critic; None if it is shared
     start_cost: Mapping[str, float | None] = field(default_factory=dict)  # training cost of the controller in `start`
     generator: Tensor | None = None  # state of torch's global generator
     training: TrainingHistory | None = None
@@ -61,6 +63,8 @@ class CheckpointMetadata:
         data = {key: value for key, value in vars(self).items() if value is not None}
         data |= {"layout": self.layout.to_dict(), "counters": asdict(self.counters), "sizes": dict(self.sizes)}
         data["start_cost"] = dict(self.start_cost)
+        if self.critic is not None:
+            data["critic"] = dict(self.critic)
         if self.training is not None:
             data["training"] = dict(vars(self.training))
         return data
@@ -83,6 +87,7 @@ class CheckpointMetadata:
             seed=saved["seed"],
             counters=Counters(**saved["counters"]),
             compile=saved.get("compile"),
+            critic=saved.get("critic"),
             start_cost=saved.get("start_cost") or {},
             generator=saved.get("generator"),
             training=None if training is None else TrainingHistory(**training),
@@ -90,8 +95,17 @@ class CheckpointMetadata:
         )
 
 
-def check_fits(saved: CheckpointMetadata, policy: Policy, path: object) -> None:
+def check_fits(saved: CheckpointMetadata, policy: Policy, path: object, critic: Critic | None) -> None:
     """Raise a ValueError that names the size or the part of the layout in which the checkpoint at `path` differs."""
+    now, before = ("shared" if sizes is None else "separate" for sizes in (critic, saved.critic))
+    if now != before:
+        raise ValueError(f"ppo.critic={now}: the checkpoint {path} has {before}.")
+    if critic is not None and saved.critic is not None:
+        for key, value in critic.sizes.items():
+            if saved.critic[key] != value:
+                raise ValueError(
+                    f"critic, {key}: this run has {value}, but the checkpoint {path} has {saved.critic[key]}."
+                )
     for key, size in policy.sizes.items():
         if saved.sizes[key] != size:
             raise ValueError(f"policy.{key}={size}: the checkpoint {path} has {saved.sizes[key]}.")

@@ -39,7 +39,11 @@ class Rollout:
     terminated: Tensor  # bool [envs, steps]
     truncated: Tensor  # bool [envs, steps]
     valid: Tensor  # bool [envs, steps]
-    tasks: Tensor  # int64 [envs], the same number for episodes of the same host
+    tasks: Tensor  # int64 [envs], the same number for episodes of the same task
+    task_features: Tensor  # [envs, task features], descriptors of the task that only the critic gets
+    final_base: Tensor  # [envs, inputs], normalised, of the observation after the last action
+    final_slots: Tensor  # [envs, slots, features]
+    final_blueprints: Tensor  # int64 [envs, slots]
     state: LSTMState  # initial, [layers, envs, hidden]
     kind: str = "training"  # or sampled, greedy: validation rounds
     rounds_done: int = 0  # rounds of the run that were done when it was collected
@@ -83,7 +87,7 @@ class Rollout:
             base=floats(len(layout.base_inputs)),
             slots=floats(slots, len(layout.slot)),
             blueprints=torch.zeros(envs, steps, slots, dtype=torch.int64, device=device),
-            masks=Masks(only_padding(ops), only_padding(ops, slots), others),
+            masks=Masks(only_padding(ops), only_padding(ops, slots + layout.all_slots), others),
             action=torch.zeros(envs, steps, heads, dtype=torch.int64, device=device),
             log_prob=floats(heads),
             behaviour=floats(heads),
@@ -94,6 +98,10 @@ class Rollout:
             truncated=flags.clone(),
             valid=flags,
             tasks=torch.zeros(envs, dtype=torch.int64, device=device),
+            task_features=torch.zeros(envs, 0, device=device),
+            final_base=torch.zeros(envs, len(layout.base_inputs), device=device),
+            final_slots=torch.zeros(envs, slots, len(layout.slot), device=device),
+            final_blueprints=torch.zeros(envs, slots, dtype=torch.int64, device=device),
             state=state,
         )
 
@@ -129,6 +137,12 @@ class Rollout:
         self.reward[:, step] = torch.where(alive, reward.to(alive.device, non_blocking=True), 0.0)
         self.terminated[:, step] = terminated.to(alive.device, non_blocking=True) & alive
         self.truncated[:, step] = truncated.to(alive.device, non_blocking=True) & alive
+
+    def write_final(self, decision: PolicyDecision) -> None:
+        """Store the observations after the last actions."""
+        self.final_base.copy_(decision.base)
+        self.final_slots.copy_(decision.slots)
+        self.final_blueprints.copy_(decision.inputs.blueprints)
 
     @property
     def decisions(self) -> int:

@@ -1,7 +1,7 @@
 """A small environment with masks and dependent heads, and helpers that train on it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from esper.config import load_preset
 from esper.lifecycle import Layout, Masks
 from esper.observation import PolicyInputs
-from esper.ppo import PPO, AtomicCheckpointIO, Collector, PPOSettings, Rollout, RoundListener, read_checkpoint
+from esper.ppo import (
+    PPO,
+    AtomicCheckpointIO,
+    Collector,
+    PPOSettings,
+    Rollout,
+    RoundListener,
+    read_checkpoint,
+    task_features,
+)
 from esper.rng import derive_seed
 from tests.controllers.fixtures_policies import policy
 from tests.lifecycle.fixtures_slots import space
@@ -31,8 +40,8 @@ class MatchingResult:
 class MatchingEnv:
     """Each step shows a key: GERMINATE of that blueprint in the slot of that number has reward 1, anything else 0.
 
-    WAIT is always legal, GERMINATE in two of three slots, one of them the right one. Episodes have `steps` steps, those
-    of the second environment one less.
+    WAIT is always legal, GERMINATE in two of three slots, one of them the right one, and in both if the slot may be all
+    of them. Episodes have `steps` steps, those of the second environment one less.
     """
 
     def __init__(self, envs: int = 4, steps: int = 5, actions: str = "core", end: str = "terminate") -> None:
@@ -79,8 +88,9 @@ class MatchingEnv:
     def _inputs(self) -> PolicyInputs:
         key, other = self._keys[:, self._step], (self._keys + self._offsets)[:, self._step] % 3
         ops, rows = len(self.layout.ops), torch.arange(self.envs)
-        slot = torch.zeros(self.envs, ops, 3, dtype=torch.bool)
+        slot = torch.zeros(self.envs, ops, 3 + self.layout.all_slots, dtype=torch.bool)
         germinate = self.layout.ops.index("GERMINATE")
+        slot[:, germinate, 3:] = True
         slot[rows, germinate, key] = slot[rows, germinate, other] = True
         op = slot.any(-1)
         op[:, 0] = True
@@ -101,6 +111,51 @@ class MatchingEnv:
         )
 
 
+class ForcedEnv(MatchingEnv):
+    """In every second step only WAIT is legal."""
+
+    def _inputs(self) -> PolicyInputs:
+        inputs = super()._inputs()
+        if self._step % 2:
+            inputs.masks.op[:, 1:] = False
+            inputs.masks.slot[:] = False
+        return inputs
+
+
+class TaskEnv(MatchingEnv):
+    """Episode seeds 0 and 1 are of task 7, 2 and 3 of task 90, and so on; each task has its own constant reward."""
+
+    task_features = ("level", "nothing")
+
+    def task_number(self, episode_seed: int) -> int:
+        return 7 + 83 * (episode_seed // 2 % 8)
+
+    def describe_tasks(self, episode_seeds: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([[float(self.task_number(each)), 0.0] for each in episode_seeds])
+
+    def reset(self, episode_seeds: Sequence[int]) -> PolicyInputs:
+        self._levels = self.describe_tasks(episode_seeds)[:, 0]
+        return super().reset(episode_seeds)
+
+    def step(self, action: torch.Tensor) -> MatchingResult:
+        result = super().step(action)
+        return replace(result, reward=result.reward + self._levels * (result.terminated | result.truncated))
+
+
+class RoundStepsEnv(MatchingEnv):
+    """Training rounds have 3, 5 or 8 steps."""
+
+    round_steps = (3, 5, 8)
+
+    def reset(self, episode_seeds: Sequence[int], *, steps: int = 5) -> PolicyInputs:
+        self._length = steps
+        configured, self.steps = self.steps, steps
+        try:
+            return super().reset(episode_seeds)
+        finally:
+            self.steps = configured
+
+
 def make_settings(**changes: Any) -> PPOSettings:
     settings: PPOSettings = load_preset("ppo/default", **{"gamma": 0.9, **changes})
     return settings
@@ -108,7 +163,7 @@ def make_settings(**changes: Any) -> PPOSettings:
 
 def make_module(env: Any, run_seed: int = 0, network: dict[str, Any] | None = None, **changes: Any) -> PPO:
     """PPO with a small policy; `network` are arguments of the policy, `changes` are settings of PPO."""
-    return PPO(policy(env.layout, run_seed, **(network or {})), make_settings(**changes), run_seed)
+    return PPO(policy(env.layout, run_seed, **(network or {})), make_settings(**changes), run_seed, task_features(env))
 
 
 def make_trainer(rounds: int = 1, **changes: Any) -> Trainer:

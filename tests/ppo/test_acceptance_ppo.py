@@ -106,14 +106,14 @@ def test_the_kl_of_an_update_is_that_of_whole_actions_over_decision_steps() -> N
     assert metrics.to_dict(rollout.layout.head_names)["policy/kl"] == metrics.kl.sum()
 
 
-@pytest.mark.parametrize("actions", ["core", "full"])
+@pytest.mark.parametrize("actions", ["core", "full", "lean"])
 def test_the_entropy_bonus_is_the_mean_over_heads_for_any_number_of_heads(actions: str) -> None:
     env = MatchingEnv(actions=actions)
     module = make_module(env, network=UNIFORM)
     rollout = run_round(module, env)
     targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     rows = torch.arange(4)
-    counts = StepCounts.of(rollout, targets, rows)
+    counts = StepCounts.of(targets, rows)
     without_bonus, with_bonus = (
         minibatch_loss(module.policy, rollout, targets, rows, counts, module.settings, bonus)[0].item()
         for bonus in (0.0, 0.5)

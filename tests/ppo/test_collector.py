@@ -7,6 +7,8 @@ from esper.ppo import DecisionBudget, RoundLoader, StaleRolloutError, StoppedErr
 from esper.rng import derive_seed
 from tests.ppo.fixtures_environments import (
     MatchingEnv,
+    RoundStepsEnv,
+    TaskEnv,
     fit,
     make_collector,
     make_module,
@@ -222,6 +224,10 @@ def test_bad_settings_are_refused() -> None:
         ({"target_kl": 0.0}, "ppo.target_kl=0.0"),
         ({"value_target": "episode", "gamma": 0.9}, "ppo.value_target=episode: must be rest if gamma=0.9 is not 1"),
         ({"entropy": -1.0}, "ppo.entropy=-1.0: must be at least 0"),
+        ({"critic_epochs": 0}, "ppo.critic_epochs=0: must be at least 1"),
+        ({"advantage_shrinkage": 1.0}, "ppo.advantage_shrinkage=1.0: must be at least 0 and below 1"),
+        ({"baseline": "leave_one_out", "gamma": 0.9}, "ppo.baseline=leave_one_out: must be critic unless the critic"),
+        ({"critic_warmup": 1}, "ppo.critic_warmup=1: must be 0 unless ppo.critic is separate"),
     ):
         with pytest.raises(ValueError, match=sentence):
             make_settings(**change)
@@ -229,16 +235,31 @@ def test_bad_settings_are_refused() -> None:
         make_module(MatchingEnv(), entropy_weights={"slt": 1.0})
 
 
-def test_a_rollout_knows_which_episodes_have_the_same_host() -> None:
-    class Pool:
-        names = ("a", "b")
-
-        def host_name(self, episode_seed: int) -> str:
-            return self.names[episode_seed % 2]
-
+def test_a_rollout_knows_which_episodes_have_the_same_task() -> None:
     env = MatchingEnv()
     module = make_module(env)
     assert run_round(module, env).tasks.tolist() == [0] * env.envs
-    env.host_pool = Pool()  # type: ignore[attr-defined]
+    env.task_number = lambda episode_seed: episode_seed % 3  # type: ignore[attr-defined]
     rollout = run_round(module, env)
-    assert rollout.tasks.tolist() == [episode_seed % 2 for episode_seed in rollout.episode_seeds]
+    assert rollout.tasks.tolist() == [episode_seed % 3 for episode_seed in rollout.episode_seeds]
+
+
+def test_training_rounds_have_each_number_of_steps_in_turn_and_validation_that_of_the_environment() -> None:
+    env = RoundStepsEnv()
+    module, lengths = make_module(env), []
+    for done in range(9):
+        module.counters.rounds = done
+        rollout = run_round(module, env)
+        lengths.append(rollout.valid.shape[1])
+        assert rollout.valid.sum(1).tolist() == [lengths[-1], lengths[-1] - 1, lengths[-1], lengths[-1]]
+    assert all(sorted(lengths[block : block + 3]) == [3, 5, 8] for block in (0, 3, 6))
+    assert len({tuple(lengths[block : block + 3]) for block in (0, 3, 6)}) > 1, "the order differs"
+    assert run_round(module, env, "greedy").valid.shape[1] == 5
+
+
+def test_a_rollout_has_the_numbers_and_descriptors_of_its_tasks() -> None:
+    env = TaskEnv()
+    rollout = run_round(make_module(env), env)
+    assert rollout.tasks.tolist() == [7, 7, 90, 90]
+    assert rollout.task_features.tolist() == [[7, 0], [7, 0], [90, 0], [90, 0]]
+    assert run_round(make_module(MatchingEnv()), MatchingEnv()).task_features.shape == (4, 0)

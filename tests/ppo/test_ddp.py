@@ -15,6 +15,7 @@ from esper.config import compose_config
 from esper.ppo import RankLostError, detect_lost_rank, distributed
 from esper.records import read_rounds
 from esper.training import train
+from tests.fixtures_process import TIMEOUT
 
 pytestmark = pytest.mark.xdist_group("ranks")  # so that the runs they share are made once
 
@@ -22,7 +23,6 @@ TASK = (
     "+experiment=oracle", "collector.warmup=4", "ppo.epochs=3", "validate_every=0",
     "+callbacks.recorder._target_=tests.ppo.fixtures_ranks.RankRecorder",
 )  # fmt: skip
-TIMEOUT = 150  # seconds; every run here is shorter
 
 
 def start(directory: Path, *overrides: str) -> "subprocess.Popen[str]":
@@ -78,6 +78,20 @@ def test_two_ranks_reach_the_statistics_of_one_process(runs: tuple[Path, Path, s
         assert len(one) == 9  # mean, variance and count, each of base features, slot features and returns
         for name, value in one.items():
             torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_two_ranks_learn_as_one_process_with_a_separate_critic_and_a_baseline_over_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    parts = (*TASK, "ppo=many_tasks", "ppo.critic_warmup=0", "ppo.critic_epochs=2", "rounds=2")
+    two_ranks = start(tmp_path / "two", *parts, "environment.envs=4", "trainer=ddp")
+    train(compose_config("run", [*parts, "environment.envs=8"]), tmp_path / "one", Console(quiet=True))
+    printed = wait_for_output(two_ranks)
+    assert two_ranks.returncode == 0, printed
+    ranks, single = [load_record(tmp_path / "two", rank)["state"] for rank in range(2)], load_record(tmp_path / "one")
+    assert any(name.startswith("critic.") for name in single["state"])
+    for name, value in single["state"].items():
+        assert torch.equal(ranks[0][name], ranks[1][name]), name
+        torch.testing.assert_close(ranks[0][name], value, atol=1e-4, rtol=1e-3, msg=name)
 
 
 def test_only_one_rank_prints_and_writes(runs: tuple[Path, Path, str]) -> None:

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.ppo import gae
+from esper.ppo.gae import skip_steps
 from tests.controllers.fixtures_policies import draws
 
 
@@ -83,3 +84,41 @@ def test_with_gamma_and_lambda_1_returns_are_sums_of_rewards() -> None:
 
 def test_gae_runs_on_the_meta_device() -> None:
     assert gae(*[part.to("meta") for part in random_episodes(3)], gamma=0.9, lam=0.9).shape == (3, 6)
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1), st.floats(0, 1))
+def test_skipped_steps_are_part_of_the_step_before(rng_seed: int, gamma: float, lam: float) -> None:
+    """The advantages of the other steps are those of episodes whose steps have different lengths."""
+    rewards, values, next_values, terminated, truncated = random_episodes(rng_seed, envs=1)
+    next_values[:, :-1] = values[:, 1:]
+    terminated[:, -1], truncated[:, :] = True, False
+    terminated[:, :-1] = False
+    skipped = torch.rand(rewards.shape, generator=draws(rng_seed)) < 0.4
+    ends = (terminated, truncated)
+    exact, exact_next = skip_steps(rewards, values, next_values, *ends, skipped, gamma=gamma)
+    found = gae(rewards, exact, exact_next, *ends, gamma=gamma, lam=torch.where(skipped, 1.0, lam))
+    kept, expected = (~skipped[0]).nonzero().flatten().tolist(), 0.0
+    for position, step in reversed(list(enumerate(kept))):
+        end = kept[position + 1] if position + 1 < len(kept) else rewards.shape[1]
+        total = sum(gamma ** (later - step) * rewards[0, later].item() for later in range(step, end))
+        factor = gamma ** (end - step) if end < rewards.shape[1] else 0.0
+        value_after = values[0, end].item() if end < rewards.shape[1] else 0.0
+        expected = total + factor * value_after - values[0, step].item() + factor * lam * expected
+        assert abs(found[0, step].item() - expected) < 1e-4
+
+
+def test_the_value_of_a_skipped_step_has_no_effect_on_other_steps() -> None:
+    rewards, values, next_values, terminated, truncated = random_episodes(3)
+    next_values[:, :-1] = values[:, 1:]
+    skipped = torch.zeros_like(terminated)
+    skipped[:, 2:4] = True
+
+    def advantages() -> torch.Tensor:
+        ends = (terminated, truncated)
+        exact, exact_next = skip_steps(rewards, values, next_values, *ends, skipped, gamma=0.9)
+        return gae(rewards, exact, exact_next, *ends, gamma=0.9, lam=torch.where(skipped, 1.0, 0.8))
+
+    before = advantages()
+    values[:, 2:4] += 5
+    next_values[:, 1:3] = torch.where(terminated[:, 1:3] | truncated[:, 1:3], next_values[:, 1:3], values[:, 2:4])
+    torch.testing.assert_close(advantages(), before)

@@ -11,7 +11,7 @@ from esper.ppo import PPO, DivergedError, ReturnScale, Rollout
 from esper.ppo.module import ADAM_EPS, KL_MARGIN, PATIENCE, round_samples
 from esper.ppo.update import StepCounts, minibatch_loss, prepare_targets
 from tests.controllers.fixtures_policies import draws
-from tests.ppo.fixtures_environments import MatchingEnv, fit, make_module, make_settings, run_round
+from tests.ppo.fixtures_environments import ForcedEnv, MatchingEnv, fit, make_module, make_settings, run_round
 
 
 def prepare(env: MatchingEnv | None = None, **changes: Any) -> tuple[PPO, Rollout, Any]:
@@ -23,11 +23,11 @@ def prepare(env: MatchingEnv | None = None, **changes: Any) -> tuple[PPO, Rollou
 
 def compute_loss(module: PPO, rollout: Rollout, targets: Any, rows: torch.Tensor | None = None) -> Any:
     rows = torch.arange(len(rollout.episode_seeds)) if rows is None else rows
-    counts = StepCounts.of(rollout, targets, rows)
+    counts = StepCounts.of(targets, rows)
     return minibatch_loss(module.policy, rollout, targets, rows, counts, module.settings, 0.01)
 
 
-@pytest.mark.parametrize("actions", ["core", "full"])
+@pytest.mark.parametrize("actions", ["core", "full", "lean"])
 def test_before_the_first_optimizer_step_every_ratio_is_1_and_the_kl_is_0(actions: str) -> None:
     module, rollout, targets = prepare(MatchingEnv(actions=actions))
     _, metrics = compute_loss(module, rollout, targets)
@@ -60,7 +60,7 @@ def test_heads_that_no_op_uses_have_a_surrogate_gradient_of_0_but_stay_in_the_gr
     targets = prepare_targets(rollout, module.policy, module.scale, module.settings)
     rows = torch.arange(4)
     loss, _ = minibatch_loss(
-        module.policy, rollout, targets, rows, StepCounts.of(rollout, targets, rows), module.settings, entropy_bonus=0.0
+        module.policy, rollout, targets, rows, StepCounts.of(targets, rows), module.settings, entropy_bonus=0.0
     )
     loss.backward()
     for name, head in module.policy.heads.items():
@@ -74,7 +74,7 @@ def test_the_losses_of_chunks_add_up_to_that_of_the_minibatch() -> None:
     module.settings = replace(module.settings, accumulate=1)
     whole, metrics = compute_loss(module, rollout, targets)
     rows = torch.arange(4)
-    counts = StepCounts.of(rollout, targets, rows)
+    counts = StepCounts.of(targets, rows)
     parts = [
         minibatch_loss(module.policy, rollout, targets, chunk, counts, module.settings, 0.01) for chunk in rows.split(1)
     ]
@@ -100,7 +100,7 @@ def test_the_loss_of_a_head_is_its_mean_over_active_steps_or_over_all() -> None:
     rows = torch.arange(4)
     rollout.log_prob -= 0.05
     rollout.behaviour.copy_(rollout.log_prob)
-    counts = StepCounts.of(rollout, targets, rows)
+    counts = StepCounts.of(targets, rows)
     losses = {}
     for weighting in ("active", "joint"):
         module.settings = replace(module.settings, head_weighting=weighting)
@@ -111,6 +111,62 @@ def test_the_loss_of_a_head_is_its_mean_over_active_steps_or_over_all() -> None:
     by_head = gains.sum((0, 1))
     assert losses["active"] == pytest.approx((by_head / targets.active.sum((0, 1)).clamp(min=1)).sum().item(), rel=1e-3)
     assert losses["joint"] == pytest.approx((by_head / rollout.valid.sum()).sum().item(), rel=1e-3)
+
+
+def test_the_entropy_of_a_head_is_weighted_by_the_steps_where_it_is_available_or_as_its_loss() -> None:
+    module, rollout, targets = prepare(value_coef=0.0)
+    rows = torch.arange(4)
+    targets = replace(targets, advantages=torch.zeros_like(targets.advantages))
+    state = (rollout.state[0], rollout.state[1])
+    output = module.policy(rollout.base, rollout.slots, rollout.blueprints, state, rollout.context)
+    masks = rollout.masks.each(lambda mask: mask.flatten(0, 1))
+    entropy = module.policy.distribution(output.logits, masks).entropy().view(rollout.action.shape)
+    heads, counts = len(rollout.layout.head_names), StepCounts.of(targets, rows)
+    losses, reported = {}, []
+    for weighting in ("available", "joint"):
+        module.settings = replace(module.settings, entropy_weighting=weighting)
+        loss, metrics = minibatch_loss(module.policy, rollout, targets, rows, counts, module.settings, 1.0)
+        losses[weighting] = -loss.item() * heads
+        reported.append(metrics.entropy)
+    available = (entropy * targets.available).sum((0, 1)) / targets.available.sum((0, 1)).clamp(min=1)
+    assert losses["available"] == pytest.approx(available.sum().item(), rel=1e-4)
+    assert losses["joint"] == pytest.approx((entropy * targets.active).sum().item() / rollout.decisions, rel=1e-4)
+    assert torch.equal(*reported), "the metric has one meaning"
+
+
+def test_steps_without_a_choice_are_left_out_of_the_critic_s_loss_and_of_all_means() -> None:
+    env = ForcedEnv()
+    module, rollout, targets = prepare(env, skip_forced=True, gamma=1.0, head_weighting="joint")
+    steps = torch.arange(5).expand(4, -1)
+    assert torch.equal(targets.learned, rollout.valid & (steps % 2 == 0))
+    assert torch.equal(targets.learned, targets.decision)
+    rows = torch.arange(4)
+    counts = StepCounts.of(targets, rows)
+    assert counts.learned == targets.learned.sum()
+    _, _, kept = prepare(env, gamma=1.0)
+    assert torch.equal(kept.learned, rollout.valid)
+    assert kept.metrics["policy/forced"] == targets.metrics["policy/forced"] > 0.3
+    expected = module.scale.denormalise(targets.returns)[targets.learned]
+    assert module.scale.mean.item() == pytest.approx(expected.mean().item(), rel=1e-4)
+    forced = rollout.valid & ~targets.learned
+    loss, _ = compute_loss(module, rollout, targets)
+    changed, _ = compute_loss(module, rollout, replace(targets, returns=torch.where(forced, 1e6, targets.returns)))
+    assert changed.item() == loss.item()
+
+
+def test_the_values_of_skipped_steps_do_not_change_advantages() -> None:
+    env = ForcedEnv()
+    _, rollout, targets = prepare(env, skip_forced=True, gamma=1.0)
+    fresh = make_module(env, skip_forced=True, gamma=1.0)
+    forced = rollout.valid & ~targets.learned
+    after = torch.cat([forced[:, 1:], torch.zeros_like(forced[:, :1])], 1)
+    other = replace(
+        rollout,
+        value=torch.where(forced, 50.0, rollout.value),
+        next_value=torch.where(after, 50.0, rollout.next_value),
+    )
+    found = prepare_targets(other, fresh.policy, fresh.scale, fresh.settings)
+    torch.testing.assert_close(found.advantages[targets.decision], targets.advantages[targets.decision])
 
 
 def test_the_value_target_is_the_return_of_the_episode_or_of_its_rest() -> None:

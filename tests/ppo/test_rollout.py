@@ -8,7 +8,7 @@ from tests.ppo.fixtures_environments import MatchingEnv, make_module, run_round
 
 
 @pytest.mark.parametrize("slots", [3, 4, 5])
-@pytest.mark.parametrize("actions", ["core", "full"])
+@pytest.mark.parametrize("actions", ["core", "full", "lean"])
 def test_unused_steps_have_exactly_the_padding_option_legal(actions: str, slots: int) -> None:
     of = layout(actions, slots)
     rollout = Rollout.empty([0, 1], 3, of, policy(of).begin(2))
