@@ -13,6 +13,7 @@ _PACKAGED = Path(__file__).parent / "conf"  # in an installed wheel
 CONF = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).parent.parent / "conf"
 NOT_NAMES = {"null", "true", "false", "nan", "inf"}  # values that Hydra does not read as text
 HELP_FLAGS = {"--help", "-h"}
+TASK_EXPERIMENT = "zoo_ppo"  # whose settings tasks have, unless another experiment has their distribution
 RECORDS = "episodes.jsonl"  # a directory with this file has an evaluation, of one of several budgets in budget_*
 
 
@@ -41,6 +42,30 @@ def move_debug_last(arguments: Sequence[str]) -> list[str]:
     debug = [argument for argument in arguments if override_key(argument) == "debug"]
     others = [argument for argument in arguments if argument not in debug]
     return [*others, *(f"+{argument.lstrip('+')}" for argument in debug)]
+
+
+def add_task_experiment(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `split=...` as `tasks.split=...`, and with the experiment of a typed task distribution.
+
+    Its tasks are trained and measured with the settings of that experiment. Nothing is added if an experiment is typed,
+    or if a checkpoint or an evaluation to resume has one.
+    """
+    changed = [f"tasks.{each.lstrip('+')}" if override_key(each) == "split" else each for each in arguments]
+    tasks = [each for each in changed if override_key(each) == "tasks"]
+    if not tasks or tasks[-1] == "tasks=single" or {"experiment", "ckpt", "resume"} & set(map(override_key, changed)):
+        return changed
+    experiment = find_experiment(tasks[-1].partition("=")[2])
+    position = changed.index(tasks[-1])  # flags stay next to their values
+    return [*changed[:position], f"+experiment={experiment}", *changed[position:]]
+
+
+def find_experiment(tasks: str) -> str:
+    """The experiment that trains controllers on a task distribution; TASK_EXPERIMENT if none has it by default."""
+    for path in sorted((CONF / "experiment").glob("*.yaml")):
+        defaults = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("defaults", [])
+        if {"override /tasks": tasks} in defaults:
+            return path.stem
+    return TASK_EXPERIMENT
 
 
 def check_renamed(arguments: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from esper.app import run_app
 from esper.command_line import (
     CONF,
     RECORDS,
+    add_task_experiment,
     check_options,
     check_renamed,
     check_unused_directory,
@@ -53,7 +54,7 @@ def main(config: DictConfig) -> None:
 
 
 def prepare(arguments: list[str]) -> list[str]:
-    """The arguments that Hydra gets: those of a checkpoint's task, or of a resumed evaluation, are added."""
+    """The arguments that Hydra gets: those of a task, a checkpoint or a resumed evaluation are added."""
     check_renamed(arguments)
     check_options(arguments)
     if has_key(arguments, "ckpt"):
@@ -66,7 +67,7 @@ def prepare(arguments: list[str]) -> list[str]:
         arguments = resume_arguments(arguments, EVALUATION)
     else:
         check_unused_directory(arguments)
-    return move_debug_last(arguments)
+    return move_debug_last(add_task_experiment(arguments))
 
 
 def cli() -> None:

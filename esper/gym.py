@@ -1,7 +1,7 @@
 """Gymnasium: a growing host as a gymnasium environment, and gymnasium environments for the collector.
 
-`GrowthEnv` is one growing host: `gymnasium.make("esper/Growth-v0")`, after `import esper.gym`. `GymnasiumVectorEnv`
-runs any gymnasium environment with discrete actions in the collector.
+`GrowthEnv` is one growing host, `gymnasium.make("esper/Growth-v0")`; importing this module registers it.
+`GymnasiumVectorEnv` runs any gymnasium environment with discrete actions in the collector.
 
 The actions of `GrowthEnv` are flat, because masks over several discrete factors cannot express which pairs are legal;
 `action_masks()` returns the legal ones, in the form that MaskablePPO of sb3-contrib expects.
@@ -9,88 +9,120 @@ The actions of `GrowthEnv` are flat, because masks over several discrete factors
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-import torch.nn.functional as F
+from gymnasium import spaces
 from gymnasium.spaces import Box, Discrete
+from gymnasium.wrappers import FlattenObservation
 
-from esper.config import build_environment, check_config, compose_config
-from esper.lifecycle import ActionSpace, Layout, Masks
+from esper.config import build_environment, build_padded_space, check_config, compose_config
+from esper.controllers import OBSERVATION_BOUND, AgentInterface, flat_actions, flat_mask
+from esper.evaluation.task_report import compose_tasks
+from esper.lifecycle import Layout, Masks
 from esper.observation import Observation, PolicyInputs
 from esper.plugins import import_user_module
 from esper.rng import derive_seed
 
+__all__ = ["NAME", "GrowthEnv", "GymnasiumStep", "GymnasiumVectorEnv", "flat_actions", "flat_mask"]
+
 NAME = "esper/Growth-v0"
-BOUND = 2.0  # features are scaled to about [-1, 1]; outliers are clipped
+ONE_EPISODE = ("environment.envs=1", "environment.workers=0", "environment.threads=1")
+EPISODE_PURPOSE = "gym"  # of episode seeds; no run and no evaluation has them
 
 
-def flat_actions(space: ActionSpace) -> torch.Tensor:
-    """Every combination of an op with the options of the heads it uses: int64 [actions, heads]; unused heads are 0."""
-    rows = []
-    for index, op in enumerate(space.ops):
-        options = [range(head.size) if op in head.ops else range(1) for head in space.heads[1:]]
-        rows += [[index, *choice] for choice in product(*options)]
-    return torch.tensor(rows)
+class GrowthEnv(gymnasium.Env[dict[str, Any], np.int64]):
+    """A single host that grows; each episode has a task of the distribution.
 
+    An observation has these arrays; sizes are those of the distribution, whatever the split:
 
-def flat_mask(actions: torch.Tensor, masks: Masks, space: ActionSpace) -> torch.Tensor:
-    """Which of the flat actions are legal in the first environment: bool [actions]."""
-    op = actions[:, 0]
-    slot = masks.slot[0, op, actions[:, 1]]
-    needs_slot = space.uses()[op, 1]
-    return masks.op[0, op] & (slot | ~needs_slot)
-
-
-class GrowthEnv(gymnasium.Env[np.ndarray, np.int64]):
-    """A single host run.
+    | key        | shape                        | content                                                           |
+    |------------|------------------------------|-------------------------------------------------------------------|
+    | host       | [host features]              | features of the host                                              |
+    | slots      | [slots, slot features]       | features of each slot; 0 where the host lacks the slot            |
+    | exists     | [slots]                      | 1 where the host has the slot                                     |
+    | blueprints | [slots]                      | the seed of each slot: 0 for none, else 1 + the blueprint's number |
+    | candidates | [slots, blueprints, columns] | what each blueprint would be like in each slot                    |
 
     Arguments:
-        overrides: overrides of the configuration of `esper.evaluate`, such as `host=cifar_blind`
+        tasks: name of a task distribution, such as cifar_zoo; None is the host and data of `overrides`
+        split: tasks that episodes draw: train, validation, test or heldout; None is train
+        seed: random seed of episodes before a reset that names one; None draws it
+        overrides: overrides of the configuration of `esper.evaluate`, such as `data=synthetic_images`
     """
 
-    def __init__(self, overrides: Sequence[str] = ()) -> None:
-        config = compose_config("evaluate", overrides)
-        check_config(config)
-        self.environment = build_environment(config, 1)
-        self._actions = flat_actions(self.environment.space)
+    def __init__(
+        self,
+        *,
+        tasks: str | None = None,
+        split: str | None = None,
+        seed: int | None = None,
+        overrides: Sequence[str] = (),
+    ) -> None:
+        if tasks is None:
+            if split is not None:
+                raise ValueError(f"split={split}: must be None without tasks, the name of a task distribution.")
+            config = compose_config("evaluate", [*overrides, *ONE_EPISODE])
+            check_config(config)
+        else:
+            config = compose_tasks(tasks, split or "train", None, [*overrides, *ONE_EPISODE])
+        self.environment = build_environment(config)
+        self.interface = AgentInterface(self.environment, build_padded_space(config))
+        self.action_names = self.interface.action_names
+        self.columns = self.interface.columns
+        self.action_space = Discrete(len(self.action_names))
+        self.observation_space = self._observation_space()
+        self._rng_seed, self._episode_seed, self._episodes = seed, 0, 0
         self._masks: Masks | None = None
-        self.action_space = Discrete(len(self._actions))
-        width = len(self._flatten(self.environment.reset([0])))
-        self.observation_space = Box(-BOUND, BOUND, (width,), np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Start the first episode of a seed, or the next one; families of tasks take turns in successive episodes."""
         super().reset(seed=seed)
-        episode_seed = derive_seed("gym", int(self.np_random.integers(2**62)))
-        return self._flatten(self.environment.reset([episode_seed])), {}
+        if seed is not None:
+            self._rng_seed, self._episodes = seed, 0
+        elif self._rng_seed is None:
+            self._rng_seed = int(self.np_random.integers(2**62))
+        self._episode_seed = self.environment.episode_seed(EPISODE_PURPOSE, self._rng_seed, self._episodes)
+        self._episodes += 1
+        return self._describe(self.environment.reset([self._episode_seed]))
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """Take an action. An illegal one counts as WAIT, the first action; `info["legal"]` is then false."""
-        legal = bool(self.action_masks()[action])
-        step = self.environment.step(self._actions[int(action) if legal else 0].unsqueeze(0))
-        now = step.record.now
-        info = {"score": now.score.item(), "loss": now.loss.item(), "parameters": now.parameters.item(), "legal": legal}
-        return self._flatten(step.observation), step.reward.item(), bool(step.terminated), bool(step.truncated), info
+        is_legal = bool(self.action_masks()[action])
+        step = self.environment.step(self.interface.action(int(action) if is_legal else 0).unsqueeze(0))
+        observation, info = self._describe(step.observation)
+        info["legal"] = is_legal
+        return observation, step.reward.item(), bool(step.terminated), bool(step.truncated), info
 
     def action_masks(self) -> np.ndarray:
         """Which actions are legal now: bool [actions]."""
         if self._masks is None:
             raise RuntimeError("call reset first.")
-        return flat_mask(self._actions, self._masks, self.environment.space).numpy()
+        return self.interface.mask(self._masks)
 
     def close(self) -> None:
         self.environment.close()
 
-    def _flatten(self, observation: Observation) -> np.ndarray:
+    def _observation_space(self) -> spaces.Dict:
+        shapes, blueprints = self.interface.shapes, len(self.interface.space.blueprints)
+        features = {name: Box(-OBSERVATION_BOUND, OBSERVATION_BOUND, shapes[name], np.float32) for name in self.columns}
+        slots = shapes["exists"][0]
+        return spaces.Dict(
+            {
+                **features,
+                "exists": spaces.MultiBinary(slots),
+                "blueprints": spaces.MultiDiscrete([blueprints + 1] * slots),
+            }
+        )
+
+    def _describe(self, observation: Observation) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The observation and the info of a state."""
         self._masks = observation.masks
-        blueprints = F.one_hot(observation.blueprints, len(self.environment.space.blueprints) + 1)
-        parts = [observation.base[0], observation.slots[0].flatten(), blueprints[0].flatten().float()]
-        return torch.cat(parts).clamp(-BOUND, BOUND).numpy()
+        return self.interface.observe(observation), self.interface.describe(observation, self._episode_seed)
 
 
 @dataclass(frozen=True)
@@ -123,7 +155,7 @@ class GymnasiumVectorEnv:
             raise ValueError(f"environment.steps={steps}: must be at least 1, or null for the environment's own limit.")
         _import_modules(name)
         try:
-            self._envs = [gymnasium.make(name, max_episode_steps=steps) for _ in range(envs)]
+            self._envs = [_make_flat(name, steps) for _ in range(envs)]
         except gymnasium.error.Error as error:
             raise ValueError(f"environment.name={name}: {error}") from None
         first = self._envs[0]
@@ -193,6 +225,12 @@ class GymnasiumVectorEnv:
             candidates=torch.zeros(self.envs, 1, 0, 0),
             masks=Masks(op, torch.zeros(*op.shape, 1, dtype=torch.bool), {}),
         )
+
+
+def _make_flat(name: str, steps: int | None) -> gymnasium.Env[Any, Any]:
+    """An environment; if its observations are dictionaries, with the values of each in one array."""
+    env: gymnasium.Env[Any, Any] = gymnasium.make(name, max_episode_steps=steps)
+    return FlattenObservation(env) if isinstance(env.observation_space, spaces.Dict) else env
 
 
 def _import_modules(name: str) -> None:

@@ -4,7 +4,10 @@ import traceback
 from importlib import import_module
 from importlib.util import find_spec
 
-OPTIONAL = {"esper.gym": ("gymnasium", "gym")}  # module of esper -> the package that it needs, and its extra
+OPTIONAL = {  # module of esper -> the package that it needs, and its extra
+    "esper.gym": ("gymnasium", "gym"),
+    "esper.tuning": ("cmaes", "tune"),
+}
 
 
 def import_user_module(module: str, argument: str) -> None:

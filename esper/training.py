@@ -26,6 +26,7 @@ from esper.checkpoints import load_start_weights
 from esper.checkpoints.resume import save_config
 from esper.config import (
     build,
+    build_distribution,
     build_vector_env,
     build_with,
     check_training_config,
@@ -34,7 +35,7 @@ from esper.config import (
     grows_hosts,
 )
 from esper.config.loggers import RunLoggers, build_loggers, check_loggers
-from esper.environment import Environment
+from esper.environment import Environment, TaskOracle
 from esper.files import write_file
 from esper.ppo import (
     LAST,
@@ -47,13 +48,21 @@ from esper.ppo import (
     StoppedError,
     VectorEnv,
     check_fits,
+    clone_plans,
     detect_lost_rank,
+    listed_gains,
+    oracle_gains,
     read_checkpoint,
+    round_steps,
+    task_features,
 )
+from esper.ppo.teachers import TaskGains
 from esper.rng import derive_seed, seeded_init
 from esper.sweeps import SUMMARY, in_sweep, requested_length, share_cores
+from esper.tasks import TaskList
 from esper.telemetry import DetailWindow, EpisodeBuffer, ProgressDisplay, RoundWriter, draw_rounds, summary_table
 
+PLANS = "plans"  # value of `start`: clone what is known of the training tasks
 REPEAT_SECONDS = 1.0  # process managers often send a signal twice; a later one means to stop at once
 SUMMARY_SHARE = 0.1  # of all rounds: the first and the last ones that the summary averages over
 
@@ -70,7 +79,25 @@ def build_module(config: DictConfig, env: VectorEnv) -> PPO:
     """The LightningModule; the policy's first weights are derived from `seed`."""
     with seeded_init(derive_seed("policy", config.seed)):
         policy = build(config.policy, layout=env.layout, _partial_=False)
-    return PPO(policy, build(config.ppo), config.seed)
+    return PPO(policy, build(config.ppo), config.seed, task_features(env))
+
+
+def plan_gains(config: DictConfig, env: VectorEnv) -> TaskGains:
+    """What plans gain on the training tasks, by task number: from the shipped list, or from the oracle itself."""
+    if isinstance(env, TaskOracle):
+        return oracle_gains(env)
+    distribution = build_distribution(config)
+    if isinstance(env, Environment) and distribution is not None:
+        tasks, names = TaskList.load(distribution.name), env.host_pool.names
+        found = {spec.name: tasks.find(spec) for spec in distribution.specs("train")}
+        known = {names.index(name): task for name, task in found.items() if task is not None}
+        if known:
+            return listed_gains(known, env.space.blueprints)
+    name = "single" if distribution is None else distribution.name
+    raise ValueError(
+        f"start={PLANS}: needs known plans of the training tasks, but tasks={name} has none; "
+        "python -m esper.tasks NAME --headroom measures those of a distribution."
+    )
 
 
 def build_callbacks(config: DictConfig, directory: Path, console: Console, env: VectorEnv) -> list[Callback]:
@@ -88,7 +115,7 @@ def build_callbacks(config: DictConfig, directory: Path, console: Console, env: 
     enabled = {name: node for name, node in config.callbacks.items() if node is not None}
     callbacks = [build_with(node, **special.get(str(name), available)) for name, node in enabled.items()]
     if config.decisions is not None:
-        callbacks.append(DecisionBudget(config.decisions, round_decisions=env.envs * env.steps))
+        callbacks.append(DecisionBudget(config.decisions, round_decisions=env.envs * max(round_steps(env))))
     return callbacks
 
 
@@ -135,6 +162,8 @@ def train(
     if is_resumed:
         done = check_checkpoint(config, module, last)
         restore_metrics(module, directory, done.rounds)
+    elif config.get("start") == PLANS:
+        module.start_cost = clone_plans(module.policy, env, plan_gains(config, env), module.settings, config.seed)
     elif start := config.get("start"):
         module.start_cost = load_start_weights(start, module.policy)
     if resumed is not None:
@@ -172,7 +201,7 @@ def train(
 def check_checkpoint(config: DictConfig, module: PPO, path: Path) -> Counters:
     """Refuse a checkpoint that this run cannot continue from, before anything is written; return its progress."""
     saved = read_checkpoint(path).metadata
-    check_fits(saved, module.policy, path)
+    check_fits(saved, module.policy, path, module.critic)
     if config.rounds < saved.counters.rounds:
         raise ValueError(f"rounds={config.rounds}: must be at least {saved.counters.rounds}, the rounds done.")
     return saved.counters
@@ -217,11 +246,12 @@ def print_header(
 ) -> None:
     """Print directory, devices, data, policy and length of a run that has `done` rounds, and where to watch it."""
     parameters = sum(parameter.numel() for parameter in module.policy.parameters())
-    round_length = f"{env.envs} episodes of {env.steps} steps"
+    round_length = f"{env.envs} episodes of {' or '.join(map(str, round_steps(env)))} steps"
     console.print(f"run         {directory}", soft_wrap=True)
     console.print(f"device      {config.device} for hosts, {config.trainer.accelerator} for the policy")
     console.print(f"data        {env.name}")
-    start = f"; starts with the weights of {config.start}" if module.start_cost and not done else ""
+    source = "a clone of known plans" if config.get("start") == PLANS else f"the weights of {config.get('start')}"
+    start = f"; starts with {source}" if module.start_cost and not done else ""
     console.print(f"policy      {parameters:,} parameters; heads {', '.join(env.layout.head_names)}{start}")
     limit = "" if config.decisions is None else f", at most {config.decisions:,} decisions in all"
     finished = f" ({done} done)" if done else ""

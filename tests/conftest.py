@@ -6,6 +6,8 @@ from hypothesis import settings
 from matplotlib.figure import Figure
 
 from esper.environment import parallel
+from tests.fixtures_compose import quick_composition
+from tests.fixtures_process import FORK_SERVER
 
 torch.set_num_threads(1)  # the workers of the test run share the cores
 
@@ -33,6 +35,21 @@ def one_core() -> Iterator[None]:
     """Train hosts in this process and one thread unless a test wants more: worker processes take seconds to start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parallel, "available_cores", lambda: 1)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_workers() -> Iterator[None]:
+    """Fork workers of this process from one that has imported esper; those of commands are started as usual."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.environment.worker_runs.get_context", lambda method: FORK_SERVER)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quickly_composed() -> Iterator[None]:
+    """Compose each choice of options once: Hydra would take most of the time of tests of the configuration."""
+    with quick_composition():
         yield
 
 

@@ -18,6 +18,7 @@ from esper.files import write_buffered, write_file
 from esper.ppo import AtomicCheckpointIO
 from esper.records import LineWriter, read_rounds
 from tests.fixtures_environment import SMALL
+from tests.fixtures_process import TIMEOUT
 
 pytestmark = pytest.mark.xdist_group("full disk")  # they share a run
 
@@ -115,7 +116,7 @@ def test_a_disk_that_is_full_for_tensorboard_is_one_line_on_stderr(disk: SmallDi
     disk.fill(free=32)
     directory = disk.path / "run"
     command = [sys.executable, "-m", "esper.run", *TINY[:-1], "rounds=99", f"hydra.run.dir={directory}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert (ended.returncode, ended.stderr) == (1, f"{directory}: {FULL}.\n")
     assert list(directory.glob("events.out.*"))
 

@@ -48,7 +48,7 @@ def test_everything_that_is_imported_is_declared() -> None:
         found = {distribution(installed.get(name, [name])[0]) for name in imported_modules(path)}
         if found - required:
             optional[str(path.relative_to(package))] = found - required
-    assert optional == {"gym.py": extras["gym"]}
+    assert optional == {"gym.py": extras["gym"], "tuning/tuner.py": extras["tune"]}
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +75,12 @@ import os, runpy, sys
 import esper
 assert esper.__file__.startswith(sys.prefix), esper.__file__
 sizes = ("data=synthetic_images data.resolution=8 data.train=200 data.validation=40 data.test=40 environment.batch=16 "
-         "environment.threads=1 environment.envs=2")
+         "environment.workers=0 environment.threads=1 environment.envs=2")
 for command in (
     f"run +experiment=cifar_ppo debug=fast {sizes} environment.budget=5 rounds=1 validate_every=0 "
     "callbacks.dashboard=null hydra.run.dir=trained",
     f"evaluate +experiment=cifar_ppo ckpt=pretrained controllers=[none,ppo] {sizes} environment.steps=4 episodes=2 "
-    "environment.budget=0.01 environment.workers=0 hydra.run.dir=compared",
+    "environment.budget=0.01 hydra.run.dir=compared",
     "report trained compared --out report",
 ):
     name, *sys.argv[1:] = command.split()

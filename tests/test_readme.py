@@ -32,5 +32,10 @@ def test_the_python_in_readme_and_docs_runs(code: str, tmp_path: Path, monkeypat
         assert count_parameters(names["model"]) == 3_482 + 9_280
     elif "network" in names:
         assert count_parameters(names["network"]) == 3_482
+    elif "variant" in names:
+        assert names["variant"].size("train") == 600  # type: ignore[attr-defined]
+    elif "PlantEverywhere" in names:
+        agent = names["PlantEverywhere"](["WAIT", "GERMINATE all depthwise"])  # type: ignore[operator]
+        assert (agent.act({}, {"action_mask": [1, 1]}), agent.act({}, {"action_mask": [1, 0]})) == (1, 0)
     else:
         assert isinstance(names["reward"], float)

@@ -22,7 +22,7 @@ from esper.records import read_lines
 from esper.run import cli
 from esper.training import train
 from tests.fixtures_environment import SMALL, SMALL_TEXT
-from tests.fixtures_process import CommandProcess
+from tests.fixtures_process import TIMEOUT, CommandProcess
 
 pytestmark = pytest.mark.xdist_group("run")  # they share a run
 
@@ -58,7 +58,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def wait_for_round(directory: Path, number: int, process: RunningProcess) -> None:
-    until = time.monotonic() + 100
+    until = time.monotonic() + TIMEOUT
     while time.monotonic() < until and process.is_running:
         records = directory / "rounds.jsonl"
         if records.exists() and len(records.read_text().splitlines()) >= number:
@@ -74,7 +74,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     command = [sys.executable, "-m", "esper.run", *TINY, "rounds=4", f"hydra.run.dir={directory}/run"]
     environment = {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[1])}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, cwd=directory, env=environment, timeout=120, **pipes)
+    done = subprocess.run(command, cwd=directory, env=environment, timeout=TIMEOUT, **pipes)
     assert done.returncode == 0, done.stdout
     return directory / "run", done.stdout
 
@@ -292,7 +292,7 @@ def test_help_has_examples_and_every_experiment(
         assert path.stem in output
 
 
-@pytest.mark.parametrize("module", ["run", "evaluate", "report", "data"])
+@pytest.mark.parametrize("module", ["run", "evaluate", "tune", "report", "data"])
 def test_help_imports_neither_torch_nor_lightning(module: str) -> None:
     code = f"import runpy, sys; sys.argv = ['esper', '--help']; runpy.run_module('esper.{module}', run_name='__main__')"
     heavy = "{'torch', 'lightning', 'pydantic', 'matplotlib'}"

@@ -64,8 +64,10 @@ def load_controller(name: str, layout: Layout) -> TrainedController:
     check_transferable(metadata.layout, layout, f"ckpt={path}")
     policy: Policy = build(origin.config.policy, layout=layout, _partial_=False, compile=None)
     weights = _policy_weights(checkpoint)
+    if not any(key.startswith(CRITIC_PREFIX) for key in weights):
+        policy.critic = None  # it was trained with a separate critic, which is not needed for acting
     mapped = map_weights(metadata.layout, weights, policy)
-    unmapped = [key for key in _missing(mapped, policy) if not _is_new_head(key, metadata.layout)]
+    unmapped = [key for key in _missing(mapped, policy) if not _is_new(key, metadata.layout)]
     if unmapped:
         raise ValueError(
             f"ckpt={path}: its weights do not fit the policy in its configuration ({origin.place}): {unmapped[0]}."
@@ -92,8 +94,10 @@ def _missing(weights: Mapping[str, Tensor], policy: Policy) -> list[str]:
     return [key for key, value in expected.items() if key not in weights or weights[key].shape != value.shape]
 
 
-def _is_new_head(key: str, saved: Layout) -> bool:
-    """Whether a weight belongs to a head that a checkpoint does not have."""
+def _is_new(key: str, saved: Layout) -> bool:
+    """Whether a weight belongs to a head, or to the option of all slots, that a checkpoint does not have."""
+    if key.startswith("all_slots."):
+        return not saved.all_slots
     return key.startswith("heads.") and key.split(".")[1] not in saved.options
 
 
@@ -128,7 +132,8 @@ def load_start_weights(name: str, policy: Policy) -> dict[str, float | None]:
     saved = checkpoint.metadata.layout
     mapped = map_weights(saved, _policy_weights(checkpoint), policy)
     weights = {key: value for key, value in mapped.items() if not key.startswith(CRITIC_PREFIX)}
-    unmapped = [key for key in _missing(mapped, policy) if not _is_new_head(key, saved)]
+    needed = [key for key in _missing(mapped, policy) if not key.startswith(CRITIC_PREFIX)]
+    unmapped = [key for key in needed if not _is_new(key, saved)]
     if unmapped:
         sizes = checkpoint.metadata.sizes
         different = [f"policy.{key}={value}" for key, value in sizes.items() if policy.sizes[key] != value]

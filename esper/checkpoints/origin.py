@@ -12,6 +12,7 @@ from esper.checkpoints.runs import preset_names, read_overrides, read_yaml
 from esper.config import migrate_config
 from esper.controllers import Policy
 from esper.ppo import LAST, Counters, read_checkpoint
+from esper.ppo.module import UPDATE_PASSES
 from esper.records import HELD_OUT, read_rounds
 from esper.renames import renamed_override
 
@@ -21,7 +22,6 @@ PRETRAINED = {  # controllers shipped with esper, by their name in `ckpt`
     "pretrained": SHIPPED / f"{DEFAULT_EXPERIMENT}_0.pt",
     **{f"pretrained/{path.stem.removeprefix(f'{DEFAULT_EXPERIMENT}_')}": path for path in sorted(SHIPPED.glob("*.pt"))},
 }
-UPDATE_PASSES = 3  # cost of a forward and backward pass, in forward passes
 TIMES = ("time/environment", "time/policy", "time/update")
 HELD_OUT_SCORES = tuple(f"validation/{kind}_score" for kind in HELD_OUT)
 RUN_IDENTITY = ("decisions", "episode/score", "episode/gflops", "policy/epochs", *TIMES)  # metrics of round 1
@@ -47,7 +47,8 @@ class TrainingOrigin:
         hosts = sum(episodes * (line.get(name) or 0.0) for line in lines for name in names)
         passes = sum(decisions * (1 + UPDATE_PASSES * line["policy/epochs"]) for line in lines)
         seconds = sum(line[name] or 0.0 for line in lines for name in TIMES)
-        return {"gflops": hosts + passes * policy.flops / 1e9, "seconds": seconds}
+        critic = sum(line.get("policy/critic_gflops") or 0.0 for line in lines)  # of a separate one
+        return {"gflops": hosts + passes * policy.flops / 1e9 + critic, "seconds": seconds}
 
     def greedy(self, rounds: int) -> bool:
         """Whether greedy actions scored higher than sampled ones on the last held-out episodes.

@@ -19,7 +19,7 @@ MULTIRUN_FLAGS = {"-m", "--multirun"}
 
 @dataclass(frozen=True)
 class ResumeKind:
-    """A kind of job that can be resumed: a run or an evaluation.
+    """A kind of job that can be resumed: a run, an evaluation or a search.
 
     Arguments:
         config: name of the configuration
@@ -27,6 +27,7 @@ class ResumeKind:
         file: file or directory that a job has once it has begun
         keys: keys that must not change; if `free`, the only keys that may change
         free: how `keys` is meant
+        marker: key that only configurations of this kind have; empty for a run
     """
 
     config: str
@@ -34,6 +35,7 @@ class ResumeKind:
     file: str
     keys: tuple[str, ...]
     free: bool
+    marker: str = ""
 
     def may_change(self, key: str) -> bool:
         is_listed = any(key == name or key.startswith(f"{name}.") for name in self.keys)
@@ -43,7 +45,9 @@ class ResumeKind:
         path = directory / ".hydra" / "config.yaml"
         if not path.is_file():
             return False
-        return ("controllers" in OmegaConf.load(path)) == (self is EVALUATION)
+        saved = OmegaConf.load(path)
+        found = next((kind.marker for kind in (EVALUATION, TUNING) if kind.marker in saved), "")
+        return found == self.marker
 
 
 RUN = ResumeKind("run", "run", "checkpoints", ("seed", "name", "start"), free=False)
@@ -54,7 +58,16 @@ EVALUATION = ResumeKind(
     ("controllers", "episodes", "ckpt", "reference", "primary", "schedules", "replay", "search", "budgets", "blueprint",
      "net2net_host", "export", "environment.envs", "environment.threads", "environment.workers"),
     free=True,
+    marker="controllers",
 )  # fmt: skip
+TUNING = ResumeKind(
+    "tune",
+    "search",
+    "tuning.jsonl",
+    ("tune.episodes", "tune.gflops", "environment.envs", "environment.threads", "environment.workers"),
+    free=True,
+    marker="tune",
+)
 
 
 def resume_arguments(arguments: Sequence[str], kind: ResumeKind = RUN) -> list[str]:

@@ -15,7 +15,19 @@ from esper.command_line import override_key
 from esper.config import compose_config, flatten, import_plugins, outline_host
 from esper.ppo import read_checkpoint
 
-TASK = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor", "reward", "gamma")
+TASK = (
+    "host",
+    "data",
+    "tasks",
+    "slots",
+    "actions",
+    "lifecycle",
+    "environment",
+    "optimizer",
+    "governor",
+    "reward",
+    "gamma",
+)
 LOCAL_KEYS = (  # do not change an episode, or only its last bits
     "environment.envs",
     "environment.threads",
@@ -116,6 +128,8 @@ def task_settings(config: DictConfig, groups: Sequence[str] = TASK) -> dict[str,
     """The flat settings of a configuration's task, without keys of the machine."""
     resolved = OmegaConf.to_container(config, resolve=True)
     assert isinstance(resolved, dict)
+    if "_target_" not in resolved.get("tasks", {}):
+        resolved.pop("tasks", None)  # host and data are the only task
     settings = flatten(OmegaConf.create({group: resolved[group] for group in groups if group in resolved}))
     return {key: value for key, value in settings.items() if key not in LOCAL_KEYS}
 

@@ -3,7 +3,9 @@
 from esper.config.build import (
     build,
     build_action_space,
+    build_distribution,
     build_environment,
+    build_padded_space,
     build_vector_env,
     build_with,
     grows_hosts,
@@ -11,6 +13,7 @@ from esper.config.build import (
     host_variants,
     load_preset,
     outline_host,
+    task_specs,
     variant_nodes,
 )
 from esper.config.compose import chosen_options, compose_config, flatten, typed_overrides
@@ -19,6 +22,7 @@ from esper.config.migrate import migrate_config
 from esper.config.validation import (
     check_config,
     check_training_config,
+    check_tuning_config,
     import_plugins,
     module_exists,
 )
@@ -26,11 +30,14 @@ from esper.config.validation import (
 __all__ = [
     "build",
     "build_action_space",
+    "build_distribution",
     "build_environment",
+    "build_padded_space",
     "build_vector_env",
     "build_with",
     "check_config",
     "check_training_config",
+    "check_tuning_config",
     "chosen_options",
     "compose_config",
     "describe_error",
@@ -44,6 +51,7 @@ __all__ = [
     "module_exists",
     "outline_host",
     "remove_empty_run",
+    "task_specs",
     "typed_overrides",
     "variant_nodes",
 ]

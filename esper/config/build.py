@@ -1,6 +1,6 @@
 """Build objects from nodes of the configuration."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
@@ -19,9 +19,10 @@ from esper.command_line import CONF
 from esper.config.compose import compose_config, flatten, group_names
 from esper.config.signatures import check_names, check_target, check_value
 from esper.data import DataError
-from esper.environment import Environment
+from esper.environment import Environment, HostTask
 from esper.hosts import VARIANTS, Host, variant_arguments
 from esper.lifecycle import ActionSpace, merge_slot_names
+from esper.tasks import TaskDistribution, TaskList, TaskSpec
 
 
 def load_preset(preset: str, **changes: object) -> Any:
@@ -96,12 +97,15 @@ def build_vector_env(config: DictConfig) -> Any:
 
 def build_environment(config: DictConfig, envs: int | None = None) -> Environment:
     """The environment of growing hosts; `envs` overrides the number of environments."""
-    changes = {} if envs is None else {"envs": envs}
+    changes: dict[str, Any] = {} if envs is None else {"envs": envs}
+    if "_target_" in config.tasks:
+        repeats = 1 if _is_evaluation(config) else config.tasks.repeats  # evaluations compare arms, not episodes
+        changes |= {"split": config.tasks.split, "repeats": repeats}
+        if (steps := config.tasks.get("steps")) is not None:
+            changes["round_steps"] = list(steps)
     environment: Environment = build(
         config.environment,
-        hosts={name: _host_builder(node) for name, node in host_nodes(config).items()},
-        variants=host_variants(config),
-        data=build(config.data),
+        tasks=build_tasks(config),
         space=build_action_space(config),
         rules=build(config.lifecycle),
         optimizer=build(config.optimizer),
@@ -113,6 +117,62 @@ def build_environment(config: DictConfig, envs: int | None = None) -> Environmen
     return environment
 
 
+def build_tasks(config: DictConfig) -> dict[str, HostTask]:
+    """The tasks that episodes are drawn from, by name: those of the distribution, or one for each host."""
+    load, variants, nodes = partial(build, config.data), host_variants(config), host_nodes(config)
+    builders = {name: _host_builder(node) for name, node in nodes.items()}
+    if (distribution := build_distribution(config)) is None:
+        data = load()
+        return {name: HostTask(builder, data, variants=variants[name]) for name, builder in builders.items()}
+    known = _known_tasks(config, distribution.name)
+    return {
+        spec.name: HostTask(
+            builders[spec.name],
+            distribution.load_data(spec, load),
+            batch=spec.batch,
+            variants=variants[spec.name],
+            lr_scale=spec.lr_scale,
+            budget_batches=spec.budget_batches,
+            family=spec.family,
+            split=spec.split,
+            label_noise=spec.variant.get("label_noise", 0.0),
+            known=None if (found := known.find(spec)) is None else found.scores,
+        )
+        for spec in task_specs(config)
+    }
+
+
+def _known_tasks(config: DictConfig, name: str) -> TaskList:
+    """What is known of the tasks of a distribution; nothing if it was measured with other settings."""
+    known = TaskList.load(name)
+    settings = {"environment.budget_share": 1.0, **known.settings}
+    settings.pop("environment.steps", None)  # of decisions, which fixed plans do not make
+    is_same = all(OmegaConf.select(config, key) == value for key, value in settings.items())
+    return known if is_same else TaskList(name, (), {})
+
+
+def build_distribution(config: DictConfig) -> TaskDistribution | None:
+    """The task distribution; None if there is none."""
+    return build(config.tasks, _partial_=False) if "_target_" in config.tasks else None
+
+
+def task_specs(config: DictConfig) -> list[TaskSpec]:
+    """The tasks of a distribution that a command draws: of an evaluation one split, else train and validation."""
+    distribution = build_distribution(config)
+    if distribution is None:
+        return []
+    if not _is_evaluation(config):
+        return distribution.specs("train", "validation")
+    if not (specs := distribution.specs(distribution.split)):
+        raise ValueError(f"tasks.split={distribution.split}: {distribution.name} has no tasks of this split.")
+    return specs
+
+
+def _is_evaluation(config: DictConfig) -> bool:
+    """Whether a configuration is one of `esper.evaluate`; experiments set keys of `esper.run` in it too."""
+    return "controllers" in config
+
+
 def _host_builder(node: DictConfig) -> Callable[[], Host]:
     """Builds a new host with each call. One without nested objects needs no Hydra, so that workers start quickly."""
     has_nested = any(key.endswith("._target_") for key in flatten(node))
@@ -122,7 +182,19 @@ def _host_builder(node: DictConfig) -> Callable[[], Host]:
 
 def build_action_space(config: DictConfig) -> ActionSpace:
     """The action space over the slots of all configured hosts."""
-    hosts, chosen = outline_hosts(config), config.slots.names
+    return _build_action_space(config, outline_hosts(config))
+
+
+def build_padded_space(config: DictConfig) -> ActionSpace:
+    """The action space over the slots of all tasks of a distribution, so that it does not depend on the split."""
+    distribution = build_distribution(config)
+    if distribution is None:
+        return build_action_space(config)
+    return _build_action_space(config, _outline({spec.name: _spec_node(spec) for spec in distribution.specs()}))
+
+
+def _build_action_space(config: DictConfig, hosts: Mapping[str, Host]) -> ActionSpace:
+    chosen = config.slots.names
     slots = [name for name in slot_names(hosts.values()) if chosen is None or name in chosen]
     names = config.slots.blueprints or list(blueprints(next(iter(hosts.values())).topology))
     space: ActionSpace = build(config.actions, _partial_=False, slots=slots, blueprints=list(names))
@@ -130,12 +202,21 @@ def build_action_space(config: DictConfig) -> ActionSpace:
 
 
 def host_nodes(config: DictConfig) -> dict[str, DictConfig]:
-    """The nodes of the hosts that episodes are drawn from, by name; a single host has the name host."""
+    """The nodes of the hosts that episodes are drawn from, by name; a single host has the name host.
+
+    In a task distribution the name of a host is that of its task.
+    """
+    if specs := task_specs(config):
+        return {spec.name: _spec_node(spec) for spec in specs}
     if "hosts" not in config.host:
         return {"host": config.host}
     if not config.host.hosts:
         raise ValueError("host.hosts={}: must have at least one host; host=cifar_mixed is an example.")
     return {str(name): node for name, node in config.host.hosts.items()}
+
+
+def _spec_node(spec: TaskSpec) -> DictConfig:
+    return OmegaConf.create(dict(spec.host))
 
 
 def variant_nodes(config: DictConfig, names: Sequence[str] = VARIANTS) -> dict[str, dict[str, DictConfig]]:
@@ -164,8 +245,12 @@ def host_variants(config: DictConfig, names: Sequence[str] = VARIANTS) -> dict[s
 
 def outline_hosts(config: DictConfig) -> dict[str, Host]:
     """The hosts on the meta device, without weights, by name. All must have the same topology."""
+    return _outline(host_nodes(config))
+
+
+def _outline(nodes: Mapping[str, DictConfig]) -> dict[str, Host]:
     with torch.device("meta"):
-        hosts: dict[str, Host] = {name: build(node) for name, node in host_nodes(config).items()}
+        hosts: dict[str, Host] = {name: build(node) for name, node in nodes.items()}
     (first, host), *others = hosts.items()
     for name, other in others:
         if host.topology != other.topology:

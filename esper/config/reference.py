@@ -16,7 +16,7 @@ from hydra.utils import get_object
 
 from esper.command_line import CONF
 
-COMMANDS = ("run", "evaluate")
+COMMANDS = ("run", "evaluate", "tune")
 USAGE = {  # how to choose an option of groups that are not in a defaults list
     "controller": "+controller@controller.ARM=OPTION",
     "debug": "debug=OPTION",

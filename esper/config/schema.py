@@ -6,7 +6,7 @@ Arguments of targets have their types in the signatures of the targets.
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Lt
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
@@ -19,6 +19,7 @@ from esper.growth import GrowthOptimizer
 from esper.hosts import Host
 from esper.lifecycle import ActionSpace, Rules
 from esper.ppo import Collector, PPOSettings, VectorEnv
+from esper.tasks import TaskDistribution
 
 
 class HostSet(TypedDict):
@@ -33,6 +34,13 @@ class SlotOptions(TypedDict):
     names: list[str] | None
     blueprints: list[str] | None
     plugins: list[Name] | None
+
+
+class SingleTask(TypedDict):
+    """The group `tasks` without a distribution."""
+
+    families: None
+    repeats: Count
 
 
 class SweepOptions(TypedDict):
@@ -76,6 +84,7 @@ class TaskConfig(TypedDict):
 
     host: Host | HostSet
     data: Data
+    tasks: TaskDistribution | SingleTask
     slots: SlotOptions
     actions: ActionSpace
     environment: VectorEnv
@@ -114,6 +123,7 @@ class EvaluationConfig(TaskConfig):
 
     controller: Mapping[str, Callable[..., Any]]
     controllers: str | list[str] | None
+    agent: str | None
     ckpt: str | list[str] | None
     reference: str | None
     primary: str | None
@@ -126,3 +136,21 @@ class EvaluationConfig(TaskConfig):
     growth: Mapping[str, RuleOptions]
     replay: ReplayOptions
     export: str | Annotated[int, Ge(0)] | None
+
+
+class TuneOptions(TypedDict):
+    """The search of `esper.tune`."""
+
+    episodes: Count | None
+    gflops: Annotated[float, Gt(0)] | None
+    population: Annotated[int, Ge(4)] | None
+    generation_seeds: Count
+    sigma: Annotated[float, Gt(0), Lt(1)]
+    fresh: Count
+
+
+class TuneConfig(TaskConfig):
+    """The configuration of `esper.tune`; keys of `esper.run`, which experiments set, are not used."""
+
+    controller: Callable[..., Any]
+    tune: TuneOptions

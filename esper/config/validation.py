@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from esper.blueprints import blueprint
 from esper.config.build import build, grows_hosts, outline_hosts, slot_names
-from esper.config.schema import EvaluationConfig, RunConfig
+from esper.config.schema import EvaluationConfig, RunConfig, TuneConfig
 from esper.config.signatures import check_target, check_value, read_signature
 from esper.config.suggest import suggest
 from esper.hosts import Host
@@ -38,6 +38,7 @@ def check_training_config(config: DictConfig) -> None:
         )
     if config.ppo.gamma != config.gamma:
         raise ValueError(f"ppo.gamma={config.ppo.gamma}: must be gamma={config.gamma}, which the reward uses.")
+    _check_commit(config)
     if grows_hosts(config):
         _check_growth(config)
 
@@ -45,7 +46,16 @@ def check_training_config(config: DictConfig) -> None:
 def check_config(config: DictConfig) -> None:
     """Refuse a configuration of `esper.evaluate` whose environment of growing hosts cannot be built."""
     check_types(config, EvaluationConfig)
+    _check_commit(config)
     _check_growth(config)
+
+
+def check_tuning_config(config: DictConfig) -> None:
+    """Refuse a configuration of `esper.tune` whose environment cannot be built."""
+    check_types(config, TuneConfig)
+    _check_commit(config)
+    if grows_hosts(config):
+        _check_growth(config)
 
 
 def check_types(config: DictConfig, schema: type) -> None:
@@ -57,10 +67,27 @@ def check_types(config: DictConfig, schema: type) -> None:
     assert isinstance(plain, dict)
     target = config.environment.get("_target_")
     check_target("environment._target_", target)
-    unused = set() if "rules" in read_signature(target).types else {"lifecycle"}  # only some environments have rules
-    if schema is EvaluationConfig:
-        unused |= RunConfig.__annotations__.keys() - EvaluationConfig.__annotations__.keys()
+    unused = set() if _has_rules(config) else {"lifecycle"}
+    if schema is not RunConfig:
+        unused |= RunConfig.__annotations__.keys() - schema.__annotations__.keys()
     check_value("", {key: value for key, value in plain.items() if key not in unused}, schema)
+
+
+def _has_rules(config: DictConfig) -> bool:
+    """Whether the environment has lifecycle rules."""
+    return "rules" in read_signature(config.environment._target_).types
+
+
+def _check_commit(config: DictConfig) -> None:
+    """Refuse rules and actions with which every seed would be lost at the end of an episode."""
+    if not _has_rules(config) or config.lifecycle.get("commit") != "explicit":
+        return
+    ops = config.actions.get("ops", ())
+    if "GERMINATE" in ops and "FOSSILIZE" not in ops:
+        raise ValueError(
+            f"lifecycle.commit=explicit: must be auto (as in lifecycle=quick), because actions.ops={list(ops)} has no "
+            "FOSSILIZE, so that every seed would be lost."
+        )
 
 
 def _check_growth(config: DictConfig) -> None:

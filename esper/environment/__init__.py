@@ -3,11 +3,13 @@
 from esper.environment.environment import Environment
 from esper.environment.governor import Governor, RollbackReason
 from esper.environment.host_run import gradient_health
+from esper.environment.host_task import HostTask, KnownScores
 from esper.environment.oracle import Oracle
 from esper.environment.parallel import available_cores
 from esper.environment.record import StepRecord, net_score
 from esper.environment.start import EpisodeStart
 from esper.environment.step import GrowthStep, RewardResult
+from esper.environment.task_oracle import TaskOracle
 from esper.environment.worker_runs import WorkerLostError
 
 __all__ = [
@@ -15,10 +17,13 @@ __all__ = [
     "EpisodeStart",
     "Governor",
     "GrowthStep",
+    "HostTask",
+    "KnownScores",
     "Oracle",
     "RewardResult",
     "RollbackReason",
     "StepRecord",
+    "TaskOracle",
     "WorkerLostError",
     "available_cores",
     "gradient_health",

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from esper.data import Data
 from esper.environment.clock import Spending
 from esper.environment.costs import HostCosts
 from esper.environment.host_run import HOST_VALUES, SLOT_VALUES, HostRunOptions, StepPlan
+from esper.environment.host_task import HostTask
 from esper.flops import Flops
 from esper.growth import Mode, SeedSetting, SeedSettings
 from esper.lifecycle import ActionSpace, Blend, Slots, Stage
@@ -29,7 +29,7 @@ class CostAccounting:
     Arguments:
         bare: parameters, and FLOPs per sample, of each environment's host as it is configured
         costs: those of the host that each environment starts with, which may be a variant
-        data: the data set
+        tasks: data and batch of each environment
         space: the action space, with the names of slots and blueprints
         options: how a step trains and measures
     """
@@ -38,11 +38,12 @@ class CostAccounting:
         self,
         bare: Sequence[HostCosts],
         costs: Sequence[HostCosts],
-        data: Data,
+        tasks: Sequence[HostTask],
         space: ActionSpace,
         options: HostRunOptions,
     ) -> None:
-        self._bare, self._costs, self._data, self._space, self._options = bare, list(costs), data, space, options
+        self._bare, self._costs, self._space, self._options = bare, list(costs), space, options
+        self.tasks = tasks
         self.host_parameters = torch.tensor([float(each.parameters) for each in bare])
         self.flops_by_part = {part: torch.zeros(len(costs), dtype=torch.float64) for part in PARTS}  # [envs]
         self.batches = [0] * len(costs)  # training batches of each environment so far
@@ -51,9 +52,14 @@ class CostAccounting:
         self._loss_contribution = empty  # the latest measurement of each seed
 
     @property
-    def batch(self) -> int:
-        """Samples in a training batch."""
-        return self._options.batch
+    def samples(self) -> int:
+        """Training samples of all environments so far."""
+        return sum(count * task.batch for count, task in zip(self.batches, self.tasks, strict=True))
+
+    def score(self, split: str, loss: Tensor, accuracy: Tensor) -> Tensor:
+        """The score of each environment on a split of its data; all are [envs]."""
+        pairs = zip(self.tasks, loss, accuracy, strict=True)
+        return torch.stack([task.data.score(split, *values) for task, *values in pairs])
 
     def replace_host(self, env: int, costs: HostCosts) -> None:
         """Use the costs of another host from now on."""
@@ -61,12 +67,12 @@ class CostAccounting:
 
     def bare_batch_flops(self, env: int) -> float:
         """FLOPs of a training batch of the configured host without seeds."""
-        return float(self._bare[env].train({}, {}) * self._options.batch)
+        return float(self._bare[env].train({}, {}) * self.tasks[env].batch)
 
     def spending(self, env: int, plan: StepPlan, slots: Slots, budget: float, samples: int) -> Spending:
         """What an environment has spent, and what a batch and a measurement of `samples` samples of a plan cost."""
         spent = {part: float(flops[env]) for part, flops in self.flops_by_part.items()}
-        batch = sum(self._train_flops(env, plan, slots)) * self._options.batch
+        batch = sum(self._train_flops(env, plan, slots)) * self.tasks[env].batch
         measurement = sum(self._measurement_flops(env, plan, slots, samples))
         measured = spent["validation"] + spent["probes"]
         return Spending(budget, sum(spent.values()), measured, float(batch), float(measurement))
@@ -77,12 +83,12 @@ class CostAccounting:
 
     def charge_step(self, env: int, plan: StepPlan, slots: Slots, *, measurement: bool = True) -> None:
         """Charge the training of a step, and its validation and probes unless `measurement` is false."""
-        flops, samples = self.flops_by_part, self._options.batch * plan.batches
+        flops, samples = self.flops_by_part, self.tasks[env].batch * plan.batches
         self.batches[env] += plan.batches
         for part, cost in zip(("training", "isolated"), self._train_flops(env, plan, slots), strict=True):
             flops[part][env] += cost * samples
         if plan.measure and measurement:
-            size = self._data.size("validation")
+            size = self.tasks[env].data.size("validation")
             validated = size if plan.samples is None else min(size, plan.samples)
             costs = self._measurement_flops(env, plan, slots, validated)
             for part, cost in zip(("validation", "probes"), costs, strict=True):
@@ -154,7 +160,7 @@ class CostAccounting:
                 slot[name] = torch.where(measured.unsqueeze(1), slot[name], torch.nan)
         latest = slot["loss_contribution"]
         self._loss_contribution = torch.where(latest.isnan(), self._loss_contribution, latest)
-        score = self._data.score("validation", base["loss"], base["accuracy"])
+        score = self.score("validation", base["loss"], base["accuracy"])
         counted = slots.stage == Stage.FOSSILIZED if only_fossils else slots.occupied
         return HostMeasurements(
             **base,

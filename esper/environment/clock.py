@@ -38,8 +38,14 @@ class Clock(Protocol):
 
     is_budgeted: bool  # whether an episode is measured in FLOPs
 
-    def budget(self, bare_batch: float, steps: int, start: EpisodeStart) -> float:
-        """FLOPs of training in an episode, given the cost of a training batch of the host without seeds."""
+    def budget(self, bare_batch: float, steps: int, start: EpisodeStart, batches: float | None = None) -> float:
+        """FLOPs of training in an episode.
+
+        Arguments:
+            bare_batch: cost of a training batch of the host without seeds
+            steps, start: of the episode
+            batches: the budget of its task in such batches; None is that of the clock
+        """
 
     def step_size(self, step: int, steps: int, start: EpisodeStart, read: Callable[[], Spending]) -> StepSize:
         """The size of a step; `read` returns what the run has spent before it."""
@@ -58,7 +64,7 @@ class BatchClock:
     batches: int
     is_budgeted = False
 
-    def budget(self, bare_batch: float, steps: int, start: EpisodeStart) -> float:
+    def budget(self, bare_batch: float, steps: int, start: EpisodeStart, batches: float | None = None) -> float:
         return bare_batch * (self.batches * steps if start.batches is None else start.batches)
 
     def step_size(self, step: int, steps: int, start: EpisodeStart, read: Callable[[], Spending]) -> StepSize:
@@ -119,14 +125,22 @@ class BudgetClock:
         self._budget, self._budget_batches, self._share = budget, budget_batches, budget_share
         self._samples, self._every, self._measure_share = validation_samples, validation_every, measure_share
 
-    def budget(self, bare_batch: float, steps: int, start: EpisodeStart) -> float:
-        whole = bare_batch * self._budget_batches if self._budget is None else self._budget * FLOPS_PER_GFLOP  # type: ignore[operator]
+    def budget(self, bare_batch: float, steps: int, start: EpisodeStart, batches: float | None = None) -> float:
+        in_batches = self._budget_batches if batches is None else batches
+        if self._budget is not None and batches is None:
+            whole = self._budget * FLOPS_PER_GFLOP
+        else:
+            assert in_batches is not None
+            whole = bare_batch * in_batches
         return whole * self._share * start.budget
 
-    def check(self, host: str, bare_batch: float) -> None:
+    def check(self, host: str, bare_batch: float, batches: float | None = None) -> None:
         """Refuse a budget that does not pay for one training batch of a host without seeds."""
-        if self.budget(bare_batch, 1, EpisodeStart()) >= bare_batch:
+        if self.budget(bare_batch, 1, EpisodeStart(), batches) >= bare_batch:
             return
+        if batches is not None:
+            bought = batches * self._share
+            raise ValueError(f"tasks: the budget of {host} is {bought:g} training batches; must be at least 1.")
         key, value = ("budget", self._budget) if self._budget is not None else ("budget_batches", self._budget_batches)
         least = f"{bare_batch / FLOPS_PER_GFLOP:.3g} GFLOPs" if self._budget is not None else "1"
         raise ValueError(f"environment.{key}={value}: must be at least {least}, one training batch of {host}.")

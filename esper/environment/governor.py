@@ -20,7 +20,7 @@ class Governor:
 
     Arguments:
         envs: number of environments
-        chance: loss at chance level
+        chance: loss at chance level, [envs]
         history: normal losses in the history
         min_history: no divergence is detected with fewer losses in the history
         learned_below: a host has learned if its mean loss is below this share of `chance`
@@ -35,7 +35,7 @@ class Governor:
         self,
         *,
         envs: int,
-        chance: float,
+        chance: Tensor | float,
         history: int,
         min_history: int,
         learned_below: float,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from esper.data import Data
 from esper.environment.host_run import HostRun, HostRunOptions
+from esper.environment.host_task import HostTask
 from esper.growth import GrowthOptimizer
-from esper.hosts import Host
 
 Change = Callable[[HostRun], None]  # such as partial(HostRun.remove, slot="block1")
 Computation = Callable[[HostRun], Tensor]  # such as partial(HostRun.evaluate, settings={}, split="test")
@@ -31,24 +31,26 @@ class RunOrigin:
 class RunFactory:
     """Builds host runs, in any process."""
 
-    hosts: Mapping[str, Callable[[], Host]]
+    tasks: Mapping[str, HostTask]  # by the name of the host
     optimizer: Callable[..., GrowthOptimizer]
-    data: Data
-    options: HostRunOptions
-    variants: Mapping[str, Mapping[str, Callable[[], Host]]] = field(default_factory=dict)  # by host
+    options: HostRunOptions  # but for the batch, which is that of the task
 
     def build(self, origin: RunOrigin) -> HostRun:
         """The run of an episode at its start."""
-        variants = self.variants.get(origin.host, {})
-        scaled = partial(self.optimizer, lr_scale=origin.lr_scale)
+        task = self.tasks[origin.host]
+        lr_scale = task.lr_scale * origin.lr_scale
         return HostRun(
             origin.episode_seed,
-            build=self.hosts[origin.host] if origin.variant is None else variants[origin.variant],
-            optimizer=self.optimizer if origin.lr_scale == 1 else scaled,
-            data=self.data,
-            options=self.options,
-            variants=variants,
+            build=task.build if origin.variant is None else task.variants[origin.variant],
+            optimizer=self.optimizer if lr_scale == 1 else partial(self.optimizer, lr_scale=lr_scale),
+            data=task.data,
+            options=replace(self.options, batch=task.batch),
+            variants=task.variants,
         )
+
+    def data_sets(self) -> list[Data]:
+        """The data of all tasks, each once."""
+        return list({id(task.data): task.data for task in self.tasks.values()}.values())
 
 
 class HostRuns(Protocol):

@@ -24,11 +24,10 @@ def place_runs(factory: RunFactory, envs: int, workers: int | None, threads: int
     for key, value, least in (("workers", workers, 0), ("threads", threads, 1)):
         if value is not None and value < least:
             raise ValueError(f"environment.{key}={value}: must be at least {least}, or null.")
-    on_cpu = factory.data.device.type == "cpu"
+    device = factory.data_sets()[0].device
+    on_cpu = device.type == "cpu"
     if workers and not on_cpu:
-        raise ValueError(
-            f"environment.workers={workers}: must be 0 or null for hosts on {factory.data.device}; threads train them."
-        )
+        raise ValueError(f"environment.workers={workers}: must be 0 or null for hosts on {device}; threads train them.")
     if workers is None:
         can_start = on_cpu and not current_process().daemon  # a daemonic process must not start others
         workers = min(envs, available_cores()) if can_start else 0

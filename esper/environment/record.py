@@ -15,6 +15,7 @@ class StepRecord:
     step: int  # index in the episode, from 0
     steps: int  # of the whole episode
     decision: Decision
+    acted: Tensor  # bool [envs, slots], the slots that the action was in; none for WAIT
     before: Slots  # when the action was chosen
     during: Slots  # after the action, while the host trains
     after: Slots  # after the lifecycle tick

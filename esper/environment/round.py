@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esper.data import Data
 from esper.environment.accounting import CostAccounting
 from esper.environment.clock import Clock
 from esper.environment.governor import Governor, RollbackReason
@@ -29,7 +28,6 @@ class RoundParts:
 
     runs: HostRuns
     host_pool: HostPool
-    data: Data
     space: ActionSpace
     rules: Rules
     options: HostRunOptions
@@ -60,12 +58,13 @@ class Round:
     def __init__(self, parts: RoundParts, episode_seeds: Sequence[int], starts: Sequence[EpisodeStart]) -> None:
         self._parts, self._starts, self.episodes = parts, starts, len(episode_seeds)
         pool, pairs = parts.host_pool, list(zip(episode_seeds, starts, strict=True))
+        tasks = [pool.task(episode_seed) for episode_seed in episode_seeds]
         self.first_slots = initial_slots(starts, parts.space, pool.exists(episode_seeds))
         self._wide_costs = [pool.costs(episode_seed, start.widen) for episode_seed, start in pairs]
         self.accounting = CostAccounting(
             [pool.costs(episode_seed) for episode_seed in episode_seeds],
             [pool.costs(episode_seed, start.host) for episode_seed, start in pairs],
-            parts.data, parts.space, parts.options,
+            tasks, parts.space, parts.options,
         )  # fmt: skip
         parts.runs.start(
             [RunOrigin(seed, pool.host_name(seed), start.host, start.lr_scale) for seed, start in pairs]
@@ -74,10 +73,10 @@ class Round:
         self._changes.graft(self.first_slots.stage == Stage.FOSSILIZED, self.first_slots)
         self._changes.freeze_seeds(torch.tensor([start.frozen for start in starts]))
         self._changes.save_snapshots(torch.ones(self.episodes, dtype=torch.bool), self.first_slots)
-        self.governor = parts.governor(envs=self.episodes, chance=math.log(parts.data.options))
-        self.clock = RoundClock(
-            parts.clock, starts, parts.steps, self.accounting, self._changes, parts.data, parts.schedule
+        self.governor = parts.governor(
+            envs=self.episodes, chance=torch.tensor([math.log(task.data.options) for task in tasks])
         )
+        self.clock = RoundClock(parts.clock, starts, parts.steps, self.accounting, self._changes, parts.schedule)
 
     def prepare(self, slots: Slots, entered: Tensor, step: int, score: Tensor) -> tuple[Slots, Tensor]:
         """Change the hosts before a step: seeds of the chosen actions, and the plans of the episodes.
@@ -144,22 +143,24 @@ class Round:
     def measure_untrained(self, envs: Tensor, slots: Slots, last: bool) -> HostMeasurements:
         """Measure some hosts, bool [envs], with their fossils and without training; NaN for the others."""
         is_final = last and self._parts.clock.is_budgeted  # of the whole split, and nothing depends on it
-        samples, names = self.clock.samples(is_final), self._parts.space.slots
+        names = self._parts.space.slots
         committed = {env: fossil_settings(slots, env, names) for env in indices(envs)}
+        samples = {env: self.clock.samples(env, is_final) for env in committed}
         for env, settings in committed.items() if not is_final else ():
-            self.accounting.charge_validation(env, settings, slots, samples)
+            self.accounting.charge_validation(env, settings, slots, samples[env])
         values = torch.full((self.episodes, vector_width(len(names))), torch.nan)
         if committed:
             values[envs] = self.compute(
-                {env: partial(HostRun.measure, settings=s, samples=samples) for env, s in committed.items()}
+                {env: partial(HostRun.measure, settings=s, samples=samples[env]) for env, s in committed.items()}
             )
         return self.accounting.unpack_measurements(values, slots, last)
 
     def compute(self, computations: Mapping[int, Callable[[HostRun], Tensor]]) -> Tensor:
         """Compute with some runs, by environment: [runs, values] on the CPU, the only transfer from the device."""
         results = self._parts.runs.compute(computations)
-        if self._parts.data.device.type == "cuda":
-            torch.cuda.synchronize(self._parts.data.device)  # each run has its own stream
+        device = self.accounting.tasks[0].data.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # each run has its own stream
         return torch.stack(results).cpu()
 
     def _is_last(self, step: int) -> bool:

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esper.data import Data
 from esper.environment.accounting import CostAccounting
 from esper.environment.clock import Clock
 from esper.environment.host_run import StepPlan
@@ -29,7 +28,6 @@ class RoundClock:
         steps: decisions in an episode
         accounting: what each episode has spent
         changes: knows whether a measurement could have changed
-        data: the data set
         schedule: of the learning rates; None is a constant
     """
 
@@ -40,32 +38,36 @@ class RoundClock:
         steps: int,
         accounting: CostAccounting,
         changes: RunChanges,
-        data: Data,
         schedule: LRSchedule | None,
     ) -> None:
         self._clock, self._starts, self._steps, self._schedule = clock, starts, steps, schedule
         self._accounting, self._changes = accounting, changes
-        self._size = data.size("validation")
+        tasks = accounting.tasks
+        self._sizes = [task.data.size("validation") for task in tasks]
         bare = [accounting.bare_batch_flops(env) for env in range(len(starts))]
-        self._budgets = [clock.budget(cost, steps, start) for cost, start in zip(bare, starts, strict=True)]
-        batches = data.size("train") / accounting.batch  # of a pass over the training set
-        self._passes = torch.tensor([b / (cost * batches) for b, cost in zip(self._budgets, bare, strict=True)])
-        self._chance = torch.full((len(starts),), math.log(data.options))
+        self._budgets = [
+            clock.budget(cost, steps, start, task.budget_batches)
+            for cost, start, task in zip(bare, starts, tasks, strict=True)
+        ]
+        passes = [cost * task.data.size("train") / task.batch for cost, task in zip(bare, tasks, strict=True)]
+        self._passes = torch.tensor([budget / one for budget, one in zip(self._budgets, passes, strict=True)])
+        self._chance = torch.tensor([math.log(task.data.options) for task in tasks])
 
     @property
     def measured_from_start(self) -> Tensor:
         """Which episodes are measured before their last step: bool [envs]."""
         return torch.tensor([start.measured or not self._clock.is_budgeted for start in self._starts])
 
-    def samples(self, is_final: bool) -> int:
+    def samples(self, env: int, is_final: bool) -> int:
         """Samples of the validation split in a measurement."""
-        return self._size if is_final else self._clock.samples(self._size)
+        return self._sizes[env] if is_final else self._clock.samples(self._sizes[env])
 
     def plan(self, env: int, outline: StepPlan, during: Slots, step: int) -> StepPlan:
         """The plan of a run's next step, which is charged; `outline` has the settings of its seeds."""
         start, accounting = self._starts[env], self._accounting
         accounting.charge_controller(env, start.controller_flops)
-        read = partial(accounting.spending, env, outline, during, self._budgets[env], self._clock.samples(self._size))
+        samples = self._clock.samples(self._sizes[env])
+        read = partial(accounting.spending, env, outline, during, self._budgets[env], samples)
         size = self._clock.step_size(step, self._steps, start, read)
         how = (outline.final, outline.off, size.samples)
         measure = size.measure and self._changes.must_measure(env, size.batches, how)
@@ -81,9 +83,7 @@ class RoundClock:
     def next_view(self, record: StepRecord, measured: Tensor) -> ClockView:
         """What controllers see after a step; `measured`, bool [envs], is whether it ended with a measurement."""
         old = self._latest
-        germinated = record.entered[..., Stage.GERMINATED]
-        start = torch.where(germinated, old.spent.unsqueeze(1).expand_as(old.start), old.start)
-        start = torch.where(record.after.occupied, start, torch.nan)
+        start = old.next_start(record.entered[..., Stage.GERMINATED], record.after.occupied)
         first_loss = torch.where(old.first_loss.isnan(), record.now.loss, old.first_loss)
         return self._read(record.step + 1, record.after, start, first_loss, measured)
 

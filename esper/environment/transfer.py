@@ -1,7 +1,7 @@
 """Objects as bytes for another process: the tensors of data sets are shared, host runs are copied."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from shutil import disk_usage
@@ -73,12 +73,13 @@ def load_shared(content: bytes, tensors: list[Tensor]) -> Any:
     return _Unpickler(BytesIO(content), tensors.__getitem__).load()
 
 
-def dump_run(run: HostRun, data: Data) -> bytes:
-    """The state of a run as bytes, without the data set."""
-    return _dump(run, lambda part: "data" if part is data else None)
+def dump_run(run: HostRun, data_sets: Sequence[Data]) -> bytes:
+    """The state of a run as bytes, without its data set, which is one of `data_sets`."""
+    numbers = {id(data): number for number, data in enumerate(data_sets)}
+    return _dump(run, lambda part: numbers.get(id(part)))
 
 
-def load_run(content: bytes, data: Data) -> HostRun:
+def load_run(content: bytes, data_sets: Sequence[Data]) -> HostRun:
     """A run as it was when `dump_run` was called."""
-    run: HostRun = _Unpickler(BytesIO(content), {"data": data}.__getitem__).load()
+    run: HostRun = _Unpickler(BytesIO(content), data_sets.__getitem__).load()
     return run

@@ -88,7 +88,7 @@ def _run_task(task: Task, runs: dict[int, HostRun], factory: RunFactory) -> byte
     """The `TaskResult` of a task, or the exception that it raised, as bytes."""
     try:
         if isinstance(task.origin, bytes):
-            runs[task.env] = load_run(task.origin, factory.data)
+            runs[task.env] = load_run(task.origin, factory.data_sets())
         elif task.origin is not None:
             runs[task.env] = factory.build(task.origin)
         run = runs[task.env]
@@ -116,7 +116,7 @@ def _serve_transfers(transfers: Connection, runs: dict[int, HostRun], factory: R
         while True:
             env, keep = pickle.loads(transfers.recv_bytes())
             try:
-                state = pickle.dumps(dump_run(runs[env], factory.data))
+                state = pickle.dumps(dump_run(runs[env], factory.data_sets()))
             except Exception as error:  # it is raised in the main process
                 state = _dump_error(error)
             if not keep:

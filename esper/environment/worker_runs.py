@@ -93,7 +93,7 @@ class WorkerRuns:
         assert owner is not None
         with self._closed_on_error():
             state = self._request_state(owner, env, keep=True)
-        return load_run(state, self._factory.data)
+        return load_run(state, self._factory.data_sets())
 
     def seconds(self, env: int) -> dict[str, float]:
         return self._seconds[env]

@@ -240,7 +240,7 @@ def random_rate_jobs(context: ArmContext) -> list[EpisodeJob]:
     environment, jobs = context.environment, []
     exists = environment.host_pool.exists(context.episode_seeds)
     for label, episodes in context.reference_by_checkpoint().items():
-        ops = Counter(step.action["op"] for episode in episodes for step in episode.steps)
+        ops = Counter(step.choice for episode in episodes for step in episode.steps)
         frequencies = {op: count / len(episodes) for op, count in ops.items()}
         rates = calibrate_rates(environment.space, environment.rules, environment.steps, frequencies, exists)
         controller, variant = RandomController(environment.space, rates), _derived_variant(episodes[0])

@@ -117,6 +117,10 @@ ARMS = {
         "the default blueprint everywhere; what does not contribute after a while is pruned",
         rule_jobs("gated", observes=True),
     ),
+    "tuned_rule": Arm(
+        "tries preferred blueprints in single slots, then plants the best one everywhere; its numbers can be tuned",
+        rule_jobs("tuned_rule", observes=True),
+    ),
     "heuristic": Arm("rules based on plateaus", rule_jobs("heuristic", observes=True)),
     "fragrow": Arm("growth at intervals that lengthen as the host overfits", rule_jobs("fragrow", observes=True)),
     "random": Arm("samples evenly from all legal actions", rule_jobs("random", observes=False)),

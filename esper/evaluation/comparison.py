@@ -15,8 +15,9 @@ from esper.checkpoints import (
     task_settings,
 )
 from esper.config import build, build_environment, build_with, check_config, chosen_options, host_nodes, variant_nodes
-from esper.controllers import PolicyController
+from esper.controllers import Controller, PolicyController
 from esper.environment import Environment
+from esper.evaluation.agents import agent_name, agent_settings, build_agent
 from esper.evaluation.arms import ArmContext, get_arm
 from esper.evaluation.episode_store import EpisodeStore, episode_key
 from esper.evaluation.provenance import Provenance, current_versions
@@ -55,10 +56,8 @@ class Comparison:
             episode_seeds=[
                 self.environment.episode_seed("evaluation", config.seed, index) for index in range(config.episodes)
             ],
-            build_rule=lambda name: build_with(
-                config.controller[name], space=self.environment.space, rules=self.environment.rules
-            ),
-            settings=lambda name: to_plain_config(config.controller[name]),
+            build_rule=self._build_rule,
+            settings=self._rule_settings,
             policies={trained.label: self._build_policy_controller(trained) for trained in self.controllers},
             weights={
                 trained.label: f"{trained.weights_digest}, {self.action_mode(trained)}" for trained in self.controllers
@@ -120,6 +119,20 @@ class Comparison:
                 "episodes; arms derived from these, such as static_final, are the bare host."
             )
         return remarks
+
+    def _build_rule(self, name: str) -> Controller[Any]:
+        """The hand-written controller of an arm, or the agent."""
+        if name == agent_name(self.config):
+            return build_agent(self.config, self.environment)
+        rule: Controller[Any] = build_with(
+            self.config.controller[name], space=self.environment.space, rules=self.environment.rules
+        )
+        return rule
+
+    def _rule_settings(self, name: str) -> dict[str, Any]:
+        if name == agent_name(self.config):
+            return agent_settings(self.config.agent)
+        return to_plain_config(self.config.controller[name])
 
     def _build_policy_controller(self, trained: TrainedController) -> PolicyController:
         greedy = self.action_mode(trained) == "greedy"
@@ -235,7 +248,7 @@ class Comparison:
             host={"target": host.pop("_target_"), "arguments": host},
             about={
                 **{name: getattr(episode, name) for name in EXPORTED},
-                "data": self.environment.data.preparation(),
+                "data": self.environment.host_pool.task(episode.episode_seed).data.preparation(),
                 "precision": str(self.config.environment.precision),
             },
         )

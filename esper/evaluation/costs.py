@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.evaluation.document import Block, Paragraph, ReportTable
 from esper.evaluation.results import ArmResults, TaskResults
-from esper.lifecycle import Op, Stage, merge_slot_names
+from esper.lifecycle import ALL_SLOTS, Op, Stage, choice_name, merge_slot_names
 
 FLOPS_PARTS = ("training", "isolated", "validation", "probes", "controller")
 SIZE_FIELDS = {"final": "parameters", "peak": "parameters_peak", "mean": "parameters_mean"}
@@ -69,17 +69,17 @@ def growth_tables(task: TaskResults) -> list[Block]:
     """How often each op was taken, and the fate of seeds by blueprint and by slot."""
     by_blueprint = [row for name, results in task.arms.items() for row in _blueprint_rows(name, results)]
     slots = merge_slot_names(episode.slots for episode in task.episodes)
-    taken = {step.action["op"] for episode in task.episodes for step in episode.steps}
-    ops = [op for op in Op if op.name in taken]
+    taken = {step.choice for episode in task.episodes for step in episode.steps}
+    ops = [name for op in Op for slot in (None, ALL_SLOTS) if (name := choice_name(op.name, slot)) in taken]
     by_slot, by_op = [], []
     for name, results in task.arms.items():
         episodes = results.episodes
         shares = [_mean(slot in episode.fossils for episode in episodes) for slot in slots]
         first_steps = [episode.germinations[0].step for episode in episodes if episode.germinations]
         by_slot.append([name, *(f"{share:.2f}" for share in shares), _format(_mean(first_steps), "{:.1f}")])
-        counts = Counter(step.action["op"] for episode in episodes for step in episode.steps)
-        by_op.append([name, *(f"{counts[op.name] / len(episodes):.2f}" for op in ops)])
-    tables: list[Block] = [ReportTable(("arm", *(f"{op.name} per episode" for op in ops)), by_op)]
+        counts = Counter(step.choice for episode in episodes for step in episode.steps)
+        by_op.append([name, *(f"{counts[op] / len(episodes):.2f}" for op in ops)])
+    tables: list[Block] = [ReportTable(("arm", *(f"{op} per episode" for op in ops)), by_op)]
     if by_blueprint:
         tables.append(ReportTable(("arm", "blueprint", "germinated", "fossilised", "pruned"), by_blueprint))
     header = ("arm", *(f"fossil in {slot}" for slot in slots), "step of the first germination")

@@ -18,11 +18,13 @@ from esper.evaluation.provenance import EVALUATION_FILE, Provenance
 from esper.evaluation.results import RESULT_METRICS, TaskResults, group_by_task
 from esper.evaluation.sections import pick_reference, report_sections
 from esper.evaluation.statistics import MIN_UNITS
+from esper.evaluation.task_means import empty_table, print_task_means
 from esper.evaluation.training_runs import TrainingRun, training_table
 from esper.files import write_file
 from esper.records import EpisodeRecord
 
 PRINT_WIDTH = 120  # columns of output that goes into a file
+BRIEF_ABOVE = 6  # tasks; with more, the screen has a row for each, and the report the tables of each
 HEADER_NAME_LENGTH = 12  # letters of an arm's name that fit the head of a column
 
 
@@ -44,18 +46,25 @@ def write_results(
         return {}
     saved = provenance.to_dict()  # without the remarks of group_by_task, which every reader of the episodes gets again
     provenance = replace(provenance, remarks=list(dict.fromkeys([*provenance.remarks, *remarks])))
-    results = {}
+    results, is_brief = {}, len(tasks) > BRIEF_ABOVE
     for task in tasks:
         main = pick_reference(task, provenance.reference)
         comparisons = compare_arms([task], main, provenance.primary)
-        console.print(_score_table(task, main, comparisons))
-        console.print(_cost_table(task))
+        if not is_brief:
+            console.print(_score_table(task, main, comparisons))
+            console.print(_cost_table(task))
         results[task.title] = _arm_results(task, main, comparisons)
+    if is_brief:
+        print_task_means(tasks, pick_reference(tasks[0], provenance.reference), provenance.primary, console)
     if runs:
         console.print(_run_table(runs))
     for remark in provenance.remarks:
         console.print(remark, soft_wrap=True)
-    if tasks and min(len(arm.episode_seeds) for task in tasks for arm in task.arms.values()) < MIN_UNITS:
+    if (
+        tasks
+        and not is_brief
+        and min(len(arm.episode_seeds) for task in tasks for arm in task.arms.values()) < MIN_UNITS
+    ):
         console.print(FEW_SEEDS_NOTE, soft_wrap=True)
     text = json.dumps({**saved, "tasks": results}, indent=2)
     write_file(directory / EVALUATION_FILE, text)
@@ -117,7 +126,7 @@ def _score_table(task: TaskResults, main: str, comparisons: Sequence[ArmComparis
         if one := compared.get(name):
             row += [format_interval(one.gap, "{:+.2f}"), format_p_value(one.p_value) + (" *" if one.is_claim else "")]
         rows.append((0 if score is None else -score.value, row))
-    shown = _empty_table(title, columns)
+    shown = empty_table(title, columns)
     if comparisons:
         scopes = sorted({one.claim.partition(", ")[2] for one in comparisons if one.is_claim} - {""})
         shown.caption = f"p is adjusted for the number of arms; * a difference is claimed{', '.join(['', *scopes])}"
@@ -129,20 +138,10 @@ def _score_table(task: TaskResults, main: str, comparisons: Sequence[ArmComparis
 def _cost_table(task: TaskResults) -> Table:
     """What was measured, without the rent, and what it cost: one row for each arm, in the order of arms."""
     titles = {title: form for title, (_, form, _) in RESULT_METRICS.items() if title != "score"}
-    shown = _empty_table(f"{task.title}: cost", ("arm", *titles))
+    shown = empty_table(f"{task.title}: cost", ("arm", *titles))
     for name, results in task.arms.items():
         estimates = {title: results.estimate_of(title) for title in titles}
         cells = ("-" if (found := estimates[title]) is None else form.format(found.value)
                  for title, form in titles.items())  # fmt: skip
         shown.add_row(name, *cells)
-    return shown
-
-
-def _empty_table(title: str, columns: Sequence[str]) -> Table:
-    shown = Table(
-        title=title, title_justify="left", caption_justify="left", box=SIMPLE, pad_edge=False, collapse_padding=True
-    )
-    for column in columns:
-        is_text = column == "arm"
-        shown.add_column(column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     return shown

@@ -12,7 +12,7 @@ from esper.evaluation.arms import ARMS, base_name
 from esper.evaluation.statistics import Estimate, Strata, estimate, mean, worst_tenth
 from esper.records import EpisodeRecord
 
-TASK_GROUPS = ("host", "data", "environment", "optimizer", "lifecycle", "slots", "actions", "governor")
+TASK_GROUPS = ("host", "data", "tasks", "environment", "optimizer", "lifecycle", "slots", "actions", "governor")
 IGNORED_KEYS = {"environment": ("envs", "threads", "workers"), "data": ("device", "root")}  # do not change an episode
 SCORE_FIELDS = ("score", "test_score", "selection_score", "validation_score")
 BARE_HOST = "none"  # the arm that failures are judged by
@@ -172,7 +172,8 @@ def base_arm(name: str) -> str:
 def _find_task(tasks: dict[str, TaskResults], episode: EpisodeRecord) -> TaskResults:
     """The task of an episode, which is added if it is new."""
     config = episode.config
-    drawn_host = episode.host if "hosts" in (config.get("host") or {}) else None
+    draws_host = "hosts" in (config.get("host") or {}) or _has_distribution(config)
+    drawn_host = episode.host if draws_host else None
     key = json.dumps([episode.data, episode.split, drawn_host, _task_config(config)], sort_keys=True)
     name = f"{episode.host or 'a host'} on {episode.data}"
     return tasks.setdefault(key, TaskResults(name, episode.split, config))
@@ -185,10 +186,17 @@ def _task_config(config: Mapping[str, Any]) -> dict[str, Any]:
         part = config.get(group)
         ignored = IGNORED_KEYS.get(group, ())
         groups[group] = {k: v for k, v in part.items() if k not in ignored} if isinstance(part, dict) else part
+    if not _has_distribution(config):
+        groups["tasks"] = None  # host and data are the only task
     slots = groups["slots"]
     if isinstance(slots, dict) and slots.get("blueprints") in [list(blueprints(name)) for name in topologies()]:
         slots["blueprints"] = None  # records of version 2 have null for all blueprints
     return groups
+
+
+def _has_distribution(config: Mapping[str, Any]) -> bool:
+    """Whether the host of an episode was drawn from a task distribution."""
+    return "_target_" in (config.get("tasks") or {})
 
 
 def _fill_missing_scores(task: TaskResults) -> list[str]:

@@ -165,7 +165,7 @@ def _export_network(comparison: Comparison, selector: str | int, console: Consol
 def _print_header(comparison: Comparison, console: Console) -> None:
     environment, store = comparison.environment, comparison.store
     episodes = f"{comparison.config.episodes} episodes of {environment.steps} steps"
-    console.print(f"{environment.data.name}, {episodes} for each of {', '.join(comparison.arms)}")
+    console.print(f"{environment.name}, {episodes} for each of {', '.join(comparison.arms)}")
     console.print(f"-> {comparison.directory}", soft_wrap=True)
     for trained in comparison.controllers:
         mode = f"after {trained.info.rounds} rounds, {comparison.action_mode(trained)}"

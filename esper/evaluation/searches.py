@@ -19,7 +19,7 @@ from esper.evaluation.runner import EpisodeJob, digest
 from esper.records import EpisodeRecord
 
 SEED_STREAM = "search"  # episode seeds of searches; no evaluation and no training run has them
-SEARCH_TASK = ("host", "data", "slots", "actions", "lifecycle", "environment", "optimizer", "governor")
+SEARCH_TASK = ("host", "data", "tasks", "slots", "actions", "lifecycle", "environment", "optimizer", "governor")
 ORACLE_ARMS = ("none", "full", "best_static", "grow_once", "net2net", "best_open_loop")
 RunMissing = Callable[[EpisodeStore, Sequence[EpisodeJob]], None]
 PlanTrial = Trial[Plan]

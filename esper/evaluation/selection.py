@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from esper.checkpoints import checkpoint_names, find_checkpoint
 from esper.config import grows_hosts, host_nodes, variant_nodes
 from esper.config.signatures import check_target
+from esper.evaluation.agents import agent_name, load_agent
 from esper.evaluation.arms import ARMS, MOMENT, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
 from esper.hosts import CNNHost, parse_variant
 from esper.records import EpisodeRecord, read_lines
@@ -32,6 +33,8 @@ def selected_arms(config: DictConfig) -> list[str]:
         arms = [name for name in arms if name != "net2net" or config.net2net_host in widths(config)]
     else:
         arms = list(dict.fromkeys([requested] if isinstance(requested, str) else map(str, requested)))
+    if (agent := agent_name(config)) is not None and agent not in arms:
+        arms.append(agent)
     for name in arms:
         check_arm(name, config)
     derived = [
@@ -53,6 +56,8 @@ def check_arm(name: str, config: DictConfig) -> None:
     """Refuse the name of an arm that does not exist, or not with the clock of this evaluation."""
     base, at, number = name.partition("@")
     known, is_budgeted = dict.fromkeys([*arms_of_clock(has_budget(config)), *config.controller]), has_budget(config)
+    if name == agent_name(config):
+        return
     if base not in ARMS and base not in config.controller:
         raise ValueError(
             f"controllers: {name} is unknown; must be of {', '.join(known)}, or all for every arm, or rules for those "
@@ -115,18 +120,30 @@ def check_search(config: DictConfig) -> None:
 
 def reference_arm(config: DictConfig) -> str:
     without_checkpoint = "gated" if has_budget(config) else "schedule"
-    return str(config.reference or ("ppo" if checkpoint_names(config.ckpt) else without_checkpoint))
+    own = agent_name(config) or ("ppo" if checkpoint_names(config.ckpt) else without_checkpoint)
+    return str(config.reference or own)
+
+
+def check_agent(config: DictConfig) -> None:
+    """Refuse an agent that cannot be loaded, or that has the name of another arm."""
+    if config.agent is None:
+        return
+    name = load_agent(config.agent).__name__
+    if name in ARMS or name in config.controller:
+        raise ValueError(f"agent={config.agent}: the class must not have the name of an arm, because it is one.")
 
 
 def check_arms(config: DictConfig) -> None:
     """Refuse arms that cannot run, before anything is built."""
     if not grows_hosts(config):
         raise ValueError(f"environment={config.environment._target_}: must be one that grows hosts.")
+    check_agent(config)
     known = arms_of_clock(has_budget(config))
     if config.controllers is not None and not config.controllers:
         raise ValueError(f"controllers=[]: must name at least one of {', '.join(known)}, or be null, all or rules.")
     reference = reference_arm(config)
-    allowed = [name for name in dict.fromkeys([*known, *config.controller]) if get_arm(name).needs != "reference"]
+    own = [name for name in (agent_name(config),) if name is not None]
+    allowed = [name for name in dict.fromkeys([*known, *config.controller, *own]) if get_arm(name).needs != "reference"]
     if base_name(reference) not in allowed:
         raise ValueError(f"reference={reference}: must be one of {', '.join(allowed)}.")
     arms = selected_arms(config)

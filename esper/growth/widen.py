@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from esper.growth.model import GrowingHost
 from esper.hosts import CNNHost, Host
 
-WIDTH_SETTINGS = ("in_channels", "out_channels", "num_features", "in_features", "out_features")  # of torch's layers
+WIDTH_SETTINGS = (  # of torch's layers
+    "in_channels", "out_channels", "groups", "num_features", "in_features", "out_features",
+)  # fmt: skip
 Layer = nn.Conv2d | nn.Linear | nn.BatchNorm2d  # those that have weights
 
 
@@ -27,7 +29,8 @@ def widen_host(narrow: Host, wide: Host, generator: torch.Generator) -> None:
 
     Each further channel is a copy of one that is chosen at random, with its normalisation and running statistics. The
     next layer divides the weight of a channel among its copies, in random shares that sum to 1. Shares differ between
-    copies and between outputs, so that the copies get different gradients.
+    copies and between outputs, so that the copies get different gradients. A convolution with a group for each input
+    sums no channels: it is copied with its inputs, and a later layer divides its weights.
 
     Arguments:
         narrow: the host that is widened; does not change
@@ -45,6 +48,10 @@ def widen_host(narrow: Host, wide: Host, generator: torch.Generator) -> None:
             state = {name: value.cpu() for name, value in old.state_dict().items()}
             if isinstance(old, nn.BatchNorm2d):
                 values = {name: value[sources] if value.ndim else value for name, value in state.items()}
+            elif isinstance(old, nn.Conv2d) and isinstance(new, nn.Conv2d) and new.groups > 1:
+                per_group = old.out_channels // old.groups
+                sources = (sources[:, None] * per_group + torch.arange(per_group)).flatten()
+                values = {name: value[sources] for name, value in state.items()}
             else:
                 outputs = _choose_sources(len(old.weight), len(new.weight), generator)
                 values = {name: value[outputs] for name, value in state.items()}
@@ -83,9 +90,10 @@ def _pair_layers(narrow: Host, wide: Host) -> list[tuple[Layer, Layer]]:
     for old, new in zip(_leaves(narrow), _leaves(wide), strict=True):
         if not old.state_dict():
             continue
-        if not (isinstance(old, Layer) and isinstance(new, Layer)) or getattr(old, "groups", 1) != 1:
+        if not (isinstance(old, Layer) and isinstance(new, Layer) and _have_equal_grouping(old, new)):
             raise ValueError(
-                f"widen: {old} cannot be widened; only BatchNorm, linear layers and convolutions without groups can."
+                f"widen: {old} cannot be widened to {new}; only BatchNorm, linear layers, and convolutions without "
+                "groups or with a group for each input can."
             )
         if len(new.weight) < len(old.weight):
             raise ValueError(f"widen: the wide host must have at least {len(old.weight)} channels in {new}.")
@@ -94,6 +102,14 @@ def _pair_layers(narrow: Host, wide: Host) -> list[tuple[Layer, Layer]]:
     if outputs[0] != outputs[1]:
         raise ValueError(f"widen: the wide host must have {outputs[0]} outputs, not {outputs[1]}.")
     return pairs
+
+
+def _have_equal_grouping(old: Layer, new: Layer) -> bool:
+    """Whether two layers have no groups, or both a group for each input, with equally many outputs."""
+    if not (isinstance(old, nn.Conv2d) and isinstance(new, nn.Conv2d)) or old.groups == new.groups == 1:
+        return True
+    has_group_for_each_input = all(layer.groups == layer.in_channels for layer in (old, new))
+    return has_group_for_each_input and old.weight.shape[0] * new.groups == new.weight.shape[0] * old.groups
 
 
 def _leaves(host: Host) -> list[nn.Module]:

@@ -72,6 +72,7 @@ def _members(enum: type[IntEnum]) -> dict[str, float]:
 TEMPO = {"FAST": 3, "STANDARD": 5, "SLOW": 8}  # ticks of blending in
 SPEED = {"INSTANT": 0, "FAST": 3, "MEDIUM": 5, "SLOW": 8}  # ticks of a later change of alpha
 TARGET = {"HALF": 0.5, "MOST": 0.7, "FULL": 1.0}  # alpha
+ALL_SLOTS = "all"  # option of the slot head: every slot where the op is legal
 
 HEADS: tuple[Head, ...] = (
     _head("op", _members(Op), Op.WAIT, Op.GERMINATE, Op.ADVANCE, Op.SET_ALPHA, Op.PRUNE, Op.FOSSILIZE),
@@ -94,11 +95,12 @@ class ActionSpace:
     seeds advance automatically as soon as they pass their gate.
 
     Arguments:
-        slots: names of the slots
+        slots: names of the slots; none may be `all`
         blueprints: names of the blueprints
         ops: names of the ops; WAIT must be among them
         heads: names of the heads that are chosen; op must be among them
         fixed: option by head, for heads that are not chosen
+        all_slots: whether the slot may also be `all`: the op then acts in every slot where it is legal
     """
 
     def __init__(
@@ -109,19 +111,24 @@ class ActionSpace:
         ops: Sequence[str],
         heads: Sequence[str],
         fixed: Mapping[str, str],
+        all_slots: bool = False,
     ) -> None:
         for key, names in (("slots", slots), ("blueprints", blueprints), ("ops", ops), ("heads", heads)):
             if not names or len(set(names)) != len(names):
                 raise ValueError(f"actions.{key}={list(names)}: must name at least one, each once.")
+        if ALL_SLOTS in slots:
+            raise ValueError(f"actions.slots={list(slots)}: no slot may be named {ALL_SLOTS}, which is every slot.")
         _refuse_unknown("actions.ops", ops, tuple(Op.__members__))
         _refuse_unknown("actions.heads", heads, HEAD_NAMES)
         _refuse_unknown("actions.fixed", fixed, HEAD_NAMES)
         if "WAIT" not in ops:
             raise ValueError(f"actions.ops={list(ops)}: WAIT must be among them, because it is always legal.")
         self.ops: tuple[Op, ...] = tuple(op for op in Op if op.name in ops)
+        self.slots: tuple[str, ...] = tuple(slots)
+        self.all_slots: bool = all_slots
         run_options = {
             "op": {op.name: op.value for op in self.ops},
-            "slot": {name: index for index, name in enumerate(slots)},
+            "slot": {name: index for index, name in enumerate(self.slot_options)},
             "blueprint": {name: index for index, name in enumerate(blueprints)},
         }
         table = [
@@ -132,6 +139,8 @@ class ActionSpace:
             raise ValueError(f"actions.heads={list(heads)}: op must be among them.")
         if "slot" not in heads and len(slots) > 1:
             raise ValueError(f"actions.heads={list(heads)}: slot must be among them if there are several slots.")
+        if "slot" not in heads and all_slots:
+            raise ValueError(f"actions.all_slots=true: slot must be among actions.heads={list(heads)}.")
         if Op.SET_ALPHA not in self.ops and ("alpha_target" in heads or fixed.get("alpha_target") != "FULL"):
             raise ValueError(
                 "actions.fixed.alpha_target: must be FULL without SET_ALPHA, because alpha could never reach 1."
@@ -154,8 +163,9 @@ class ActionSpace:
         return 0
 
     @property
-    def slots(self) -> tuple[str, ...]:
-        return self._table[HEAD_NAMES.index("slot")].options
+    def slot_options(self) -> tuple[str, ...]:
+        """The options of the slot head: the slots, and `all` behind them if it may be chosen."""
+        return (*self.slots, ALL_SLOTS) if self.all_slots else self.slots
 
     def present_slots(self, exists: Tensor) -> tuple[str, ...]:
         """The names of the slots that a host has; `exists` is bool [slots]."""
@@ -196,13 +206,18 @@ class Decision:
     """A decoded action; every field is [envs]. Durations are in ticks, `op` has Op values."""
 
     op: Tensor
-    slot: Tensor
+    slot: Tensor  # index; the number of slots is all of them
     blueprint: Tensor
     blend: Tensor
     tempo: Tensor
     alpha_target: Tensor
     alpha_speed: Tensor
     alpha_curve: Tensor
+
+
+def choice_name(op: str, slot: str | None) -> str:
+    """The name of an op, followed by `all` if its slot is all of them."""
+    return f"{op} {ALL_SLOTS}" if slot == ALL_SLOTS else op
 
 
 def _refuse_unknown(key: str, names: Sequence[str] | Mapping[str, str], allowed: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import ActionSpace
+from esper.lifecycle.actions import ALL_SLOTS, ActionSpace
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class Layout:
     @property
     def ops(self) -> tuple[str, ...]:
         return self.options["op"]
+
+    @property
+    def all_slots(self) -> bool:
+        """Whether the slot head has one more option behind the slots: all of them."""
+        return ALL_SLOTS in self.options.get("slot", ())
 
     @property
     def groups(self) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """Masks: legal options, causal masks (heads that an action used) and availability masks (heads that had a choice)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import ActionSpace, Op
+from esper.lifecycle.actions import ActionSpace, Decision, Op
 from esper.lifecycle.rules import Rules, passes_gate
 from esper.lifecycle.slots import Slots
 from esper.lifecycle.stages import NEXT, Stage
@@ -27,7 +27,7 @@ class Masks:
     """Legal options, true where legal. Each legal op with each slot that is true in its row is a legal pair."""
 
     op: Tensor  # [envs, ops]
-    slot: Tensor  # [envs, ops, slots]; a row is all false if its op is illegal or uses no slot
+    slot: Tensor  # [envs, ops, slots, and one for all of them]; a row is false if its op is illegal or uses no slot
     others: dict[str, Tensor]  # [envs, options] for each head after slot
 
     def to(self, device: torch.device) -> "Masks":
@@ -64,10 +64,25 @@ def allowed_slots(slots: Slots, space: ActionSpace, rules: Rules) -> dict[Op, Te
     return {op: where & slots.exists for op, where in by_op.items() if op in space.ops}
 
 
+def _allowed_in_all(slots: Slots, where: Mapping[Op, Tensor], rules: Rules) -> dict[Op, Tensor]:
+    """Whether each op is legal in all slots where it is legal, bool [envs, 1] by op.
+
+    It needs at least two of them: with one, it would be the same action as the op in that slot.
+    """
+    counts = {op: allowed.sum(1, keepdim=True) for op, allowed in where.items()}
+    allowed_in_all = {op: count >= 2 for op, count in counts.items()}
+    if rules.max_live is not None and Op.GERMINATE in where:
+        allowed_in_all[Op.GERMINATE] &= slots.live.sum(1, keepdim=True) + counts[Op.GERMINATE] <= rules.max_live
+    return allowed_in_all
+
+
 def legal(slots: Slots, space: ActionSpace, rules: Rules) -> Masks:
     """The legal options now."""
     where = allowed_slots(slots, space, rules)
-    no_slots = torch.zeros_like(slots.live)
+    if space.all_slots:
+        in_all = _allowed_in_all(slots, where, rules)
+        where = {op: torch.cat([allowed, in_all[op]], 1) for op, allowed in where.items()}
+    no_slots = slots.live.new_zeros(len(slots.live), len(space.slot_options))
     by_slot = torch.stack([where.get(op, no_slots) for op in space.ops], dim=1)
     is_wait = torch.tensor([op is Op.WAIT for op in space.ops], device=by_slot.device)
     envs = by_slot.shape[0]
@@ -77,6 +92,17 @@ def legal(slots: Slots, space: ActionSpace, rules: Rules) -> Masks:
         if head.name not in ("op", "slot")
     }
     return Masks(op=by_slot.any(-1) | is_wait, slot=by_slot, others=others)
+
+
+def acted_slots(slots: Slots, decision: Decision, space: ActionSpace, rules: Rules) -> Tensor:
+    """The slots that each decision acts in: bool [envs, slots]; none for WAIT."""
+    columns = torch.arange(len(space.slots), device=decision.slot.device)
+    acted = (columns == decision.slot.unsqueeze(1)) & (decision.op != Op.WAIT).unsqueeze(1)
+    if space.all_slots:
+        in_all = decision.slot == len(space.slots)
+        for op, allowed in allowed_slots(slots, space, rules).items():
+            acted = acted | (allowed & (in_all & (decision.op == op)).unsqueeze(1))
+    return acted
 
 
 def causal(op: Tensor, table: HeadUsage) -> Tensor:

@@ -8,9 +8,9 @@ is blending out is removed as soon as its alpha is 0.
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import ActionSpace, Op
+from esper.lifecycle.actions import ActionSpace, Decision, Op
 from esper.lifecycle.alpha import ramp
-from esper.lifecycle.masks import allowed_slots
+from esper.lifecycle.masks import acted_slots, legal
 from esper.lifecycle.rules import Rules, passes_gate
 from esper.lifecycle.slots import Events, SeedMeasurements, Slots
 from esper.lifecycle.stages import NEXT, Stage
@@ -19,9 +19,9 @@ from esper.lifecycle.stages import NEXT, Stage
 def apply(slots: Slots, action: Tensor, space: ActionSpace, rules: Rules) -> tuple[Slots, Events]:
     """Apply one action in each environment; `action` is int64 [envs, heads]. An illegal action raises ValueError."""
     decision = space.decode(action)
-    chosen = torch.arange(slots.stage.shape[1], device=action.device) == decision.slot.unsqueeze(1)
-    at: dict[Op, Tensor] = {op: chosen & (decision.op == op).unsqueeze(1) for op in space.ops if op is not Op.WAIT}
-    _refuse_illegal(slots, at, space, rules)
+    _refuse_illegal(slots, decision, space, rules)
+    acted = acted_slots(slots, decision, space, rules)
+    at: dict[Op, Tensor] = {op: acted & (decision.op == op).unsqueeze(1) for op in space.ops if op is not Op.WAIT}
 
     def each_slot(value: Tensor) -> Tensor:
         return value.unsqueeze(1).expand_as(slots.stage)
@@ -106,14 +106,22 @@ def _age_slots(slots: Slots, measured: SeedMeasurements) -> Slots:
     return slots.where(slots.occupied & ~measured.health.isnan(), health=measured.health)
 
 
-def _refuse_illegal(slots: Slots, at: dict[Op, Tensor], space: ActionSpace, rules: Rules) -> None:
-    where = allowed_slots(slots, space, rules)
-    for op, chosen in at.items():
-        illegal = chosen & ~where[op]
-        if illegal.any():
-            env, slot = illegal.nonzero()[0].tolist()
-            reason = Stage(int(slots.stage[env, slot])).name if slots.exists[env, slot] else "its host has no such slot"
-            raise ValueError(f"{op.name} in slot {space.slots[slot]} of environment {env} is illegal now ({reason}).")
+def _refuse_illegal(slots: Slots, decision: Decision, space: ActionSpace, rules: Rules) -> None:
+    allowed = legal(slots, space, rules).slot
+    for index, op in enumerate(space.ops):
+        is_allowed = allowed[:, index].gather(1, decision.slot.unsqueeze(1)).squeeze(1)
+        is_illegal = (decision.op == op) & ~is_allowed
+        if op is Op.WAIT or not is_illegal.any():
+            continue
+        env = int(is_illegal.nonzero()[0])
+        slot = int(decision.slot[env])
+        if slot == len(space.slots):
+            raise ValueError(
+                f"{op.name} in all slots of environment {env} is illegal now; it must be legal in at least two, and "
+                "lifecycle.max_live must allow all of them."
+            )
+        reason = Stage(int(slots.stage[env, slot])).name if slots.exists[env, slot] else "its host has no such slot"
+        raise ValueError(f"{op.name} in slot {space.slots[slot]} of environment {env} is illegal now ({reason}).")
 
 
 class _SlotUpdate:

@@ -1,6 +1,13 @@
 """Observations: the feature table, and the view that features are computed from."""
 
-from esper.observation.descriptors import CANDIDATE_COLUMNS, Descriptors, SlotShape, describe_candidate, describe_host
+from esper.observation.descriptors import (
+    CANDIDATE_COLUMNS,
+    LOG_SCALE,
+    Descriptors,
+    SlotShape,
+    describe_candidate,
+    describe_host,
+)
 from esper.observation.feature_sets import FEATURE_SETS, make_layout, observation_page
 from esper.observation.features import GROUPS, Feature, FeatureSet
 from esper.observation.observation import Observation, PolicyInputs, observe
@@ -11,6 +18,7 @@ __all__ = [
     "FEATURE_SETS",
     "GROUPS",
     "HISTORY",
+    "LOG_SCALE",
     "ClockView",
     "Descriptors",
     "Feature",

@@ -275,7 +275,7 @@ PER_SLOT: tuple[Feature, ...] = (
     Feature(
         "last",
         1,
-        lambda v: column(one_hot(v.last_slot, v.slots.stage.shape[1])),
+        lambda v: column(v.last_slots),
         "1 if the last op used this slot",
     ),
     Feature("depth", 1, lambda v: column(v.descriptors.depth), "position of the slot in the host, 0 to 1"),

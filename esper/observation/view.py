@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from esper.lifecycle import Op, Slots
+from esper.lifecycle import Slots
 from esper.observation.descriptors import Descriptors
 
 HISTORY = 5  # losses and scores that a view holds, the latest included
@@ -54,6 +54,11 @@ class ClockView:
     chance_loss: Tensor  # [envs], the loss at chance level
     fresh: Tensor  # bool [envs], whether the latest step was measured
 
+    def next_start(self, germinated: Tensor, occupied: Tensor) -> Tensor:
+        """`start` after a step; both are bool [envs, slots]: seeds that germinated in it, and slots that have one."""
+        start = torch.where(germinated, self.spent.unsqueeze(1).expand_as(self.start), self.start)
+        return torch.where(occupied, start, torch.nan)
+
 
 @dataclass(frozen=True)
 class View:
@@ -70,7 +75,7 @@ class View:
     host_parameters: Tensor  # [envs]
     seed_parameters: Tensor  # [envs, slots]
     last_op: Tensor  # int64 [envs], Op value; -1 before the first step
-    last_slot: Tensor  # int64 [envs]; -1 where the last op used no slot
+    last_slots: Tensor  # bool [envs, slots], whether the last op acted in the slot
     rollback: Tensor  # bool [envs], whether the last step ended in a rollback
     descriptors: Descriptors
     clock: ClockView | None = None  # None where there is no host
@@ -99,7 +104,7 @@ def first_view(
         host_parameters=host_parameters,
         seed_parameters=torch.zeros(envs, slot_count),
         last_op=torch.full((envs,), -1),
-        last_slot=torch.full((envs,), -1),
+        last_slots=torch.zeros(envs, slot_count, dtype=torch.bool),
         rollback=torch.zeros(envs, dtype=torch.bool),
         descriptors=descriptors,
         clock=clock,
@@ -112,11 +117,11 @@ def next_view(
     now: HostMeasurements,
     seed_parameters: Tensor,
     op: Tensor,
-    slot: Tensor,
+    acted: Tensor,
     rollback: Tensor,
     clock: ClockView | None = None,
 ) -> View:
-    """The view after a step."""
+    """The view after a step; its actions had Op values `op` [envs] in the slots `acted`, bool [envs, slots]."""
     better = now.score > view.best
     return View(
         step=view.step + 1,
@@ -130,7 +135,7 @@ def next_view(
         host_parameters=view.host_parameters,
         seed_parameters=seed_parameters,
         last_op=op,
-        last_slot=torch.where(op == Op.WAIT, torch.full_like(slot, -1), slot),
+        last_slots=acted,
         rollback=rollback,
         descriptors=view.descriptors,
         clock=clock,

@@ -99,7 +99,7 @@ def make_record(environment: Environment, log: EpisodeLog, env: int, **known: An
     return EpisodeRecord(
         **known,
         episode_seed=log.episode_seeds[env],
-        data=environment.data.name,
+        data=pool.task(log.episode_seeds[env]).data.name,
         slots=list(environment.space.present_slots(slots.exists[env])),
         fossils={
             name: (environment.space.blueprints[int(blueprint)], Blend(int(blend)).name)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from esper.lifecycle import Stage
+from esper.lifecycle import Stage, choice_name
 from esper.renames import rename_config
 
 RECORD_VERSION = 3  # written
@@ -51,6 +51,11 @@ class StepEntry:
     isolated_gain: SlotValues = field(default_factory=list)
     batches: int | None = None  # training batches
     rollback: str | None = None
+
+    @property
+    def choice(self) -> str:
+        """The op, followed by `all` if its slot is all of them."""
+        return choice_name(self.action["op"], self.action.get("slot"))
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -223,8 +223,7 @@ class PruneShaping:
     cap: float  # largest penalty
 
     def __call__(self, record: StepRecord) -> Tensor:
-        chosen = torch.arange(record.before.stage.shape[1]) == record.decision.slot.unsqueeze(1)
-        pruned = chosen & (record.decision.op == Op.PRUNE).unsqueeze(1)
+        pruned = record.acted & (record.decision.op == Op.PRUNE).unsqueeze(1)
         contribution = torch.nan_to_num(record.before.contribution, nan=0.0)
         penalty = (self.useful_penalty + self.per_point * contribution).clamp(max=self.cap)
         value = torch.where(contribution < 0, torch.full_like(penalty, self.harmful_bonus), -penalty)
@@ -240,8 +239,7 @@ class EarlyPrune:
     min_age: int  # steps since germination
 
     def __call__(self, record: StepRecord) -> Tensor:
-        chosen = torch.arange(record.before.stage.shape[1]) == record.decision.slot.unsqueeze(1)
-        young = chosen & (record.before.age < self.min_age)
+        young = record.acted & (record.before.age < self.min_age)
         return self.weight * (young.any(1) & (record.decision.op == Op.PRUNE)).float()
 
 

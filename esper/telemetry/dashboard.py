@@ -68,7 +68,8 @@ class Dashboard(Callback):
         rounds, adapters = pl_module.counters.rounds, adapt(trainer.loggers)
         if not self._has_layout:
             self._has_layout = True
-            held_out = [f"validation/{kind}_score" for kind in HELD_OUT]
+            names = ("score", "gain") if "tasks/gain" in pl_module.latest_metrics else ("score",)
+            held_out = [f"validation/{kind}_{name}" for name in names for kind in HELD_OUT]
             layout = dashboard_layout([*pl_module.latest_metrics, *held_out])
             for adapter in adapters:
                 adapter.add_layout(layout)

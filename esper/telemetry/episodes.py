@@ -1,6 +1,6 @@
 """The episodes of a training run: collected while they run, written to `episodes.jsonl`, summarised as metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from esper.ppo import PPO, Rollout
 from esper.ppo.distributed import reduce_sum
 from esper.records import EpisodeLog, EpisodeRecord, make_record, to_plain
 from esper.telemetry.round_file import RoundFile
+from esper.telemetry.task_metrics import task_metrics
 from esper.telemetry.timeline import contribution
 
 
@@ -24,7 +25,8 @@ class EpisodeBuffer:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self.blueprints, self.slots = environment.space.blueprints, environment.space.slots
-        self.hosts = environment.host_pool.names if len(environment.host_pool) > 1 else ()
+        self.tasks = tasks = environment.host_pool.tasks()
+        self.groups = {name: task.family or name for name, task in tasks.items()} if len(tasks) > 1 else {}
         self.latest: dict[str, list[EpisodeRecord]] = {}
 
     def on_round_start(self, kind: str, episode_seeds: Sequence[int], steps: int) -> None:
@@ -73,11 +75,9 @@ class EpisodeWriter(Callback):
         if self.episode_buffer is None:
             return
         buffer = self.episode_buffer
-        metrics = episode_metrics(buffer.latest["training"], buffer.slots, buffer.blueprints, buffer.hosts)
-        local = torch.tensor(list(metrics.values()), dtype=torch.float64, device=pl_module.device)
-        measured = reduce_sum(torch.stack([local.nan_to_num(nan=0.0), local.isfinite().double()]))
-        values = torch.where(measured[1] > 0, measured[0] / measured[1], torch.nan).tolist()  # means over ranks
-        pl_module.report_metrics(dict(zip(metrics, values, strict=True)))
+        episodes = buffer.latest["training"]
+        metrics = episode_metrics(episodes, buffer.slots, buffer.blueprints, buffer.groups)
+        _report_means(pl_module, {**metrics, **task_metrics(episodes, buffer.tasks)})
         self._save(pl_module, "training")
 
     @rank_zero_only
@@ -99,6 +99,9 @@ class EpisodeWriter(Callback):
     ) -> None:
         assert isinstance(pl_module, PPO)
         if self.episode_buffer is not None:
+            metrics = task_metrics(self.episode_buffer.latest[batch.kind], self.episode_buffer.tasks)
+            named = {tag.removeprefix("tasks/"): value for tag, value in metrics.items()}
+            _report_means(pl_module, {f"validation/{batch.kind}_{name}": value for name, value in named.items()})
             self._save(pl_module, batch.kind)
 
     @rank_zero_only
@@ -112,15 +115,28 @@ class EpisodeWriter(Callback):
         self._file.close()
 
 
+def _report_means(module: PPO, metrics: Mapping[str, float]) -> None:
+    """Report the means over ranks of those that measured a metric."""
+    if not metrics:
+        return
+    local = torch.tensor(list(metrics.values()), dtype=torch.float64, device=module.device)
+    measured = reduce_sum(torch.stack([local.nan_to_num(nan=0.0), local.isfinite().double()]))
+    values = torch.where(measured[1] > 0, measured[0] / measured[1], torch.nan).tolist()
+    module.report_metrics(dict(zip(metrics, values, strict=True)))
+
+
 def episode_metrics(
-    episodes: Sequence[EpisodeRecord], slots: Sequence[str], blueprints: Sequence[str], hosts: Sequence[str] = ()
+    episodes: Sequence[EpisodeRecord],
+    slots: Sequence[str],
+    blueprints: Sequence[str],
+    groups: Mapping[str, str] | None = None,
 ) -> dict[str, float]:
     """Means over episodes; every round of a run has the same names.
 
     Arguments:
         episodes: of one round
         slots, blueprints: all names of the action space; a host need not have all slots
-        hosts: the names of all hosts, if there are several
+        groups: by the name of a host, if there are several: the family of its task, or the name itself
     """
     count = len(episodes)
     steps = [step for each in episodes for step in each.steps]
@@ -156,10 +172,11 @@ def episode_metrics(
     for name in ("train_loss", "train_accuracy", "gradient_norm", "health"):
         last = [getattr(each.steps[-1], name) for each in episodes]
         metrics[f"host/{name}"] = _mean([value for value in last if value is not None])
-    for host in hosts:
-        of_host = [each for each in episodes if each.host == host]
-        metrics[f"hosts/score_{host}"] = _mean([each.score for each in of_host if each.score is not None])
-        metrics[f"hosts/growth_{host}"] = _mean([each.growth for each in of_host])
+    groups = groups or {}
+    for group in dict.fromkeys(groups.values()):
+        own_group = [each for each in episodes if groups.get(each.host or "") == group]
+        metrics[f"hosts/score_{group}"] = _mean([each.score for each in own_group if each.score is not None])
+        metrics[f"hosts/growth_{group}"] = _mean([each.growth for each in own_group])
     return metrics
 
 

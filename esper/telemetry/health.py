@@ -28,7 +28,7 @@ class Health(Callback):
         metrics = {
             **head_usage(batch, outputs["targets"]),
             **lstm_health(state),
-            **target_moments(batch, outputs["targets"]),
+            **target_moments(outputs["targets"]),
         }
         if metrics:
             values = torch.stack([value.double() for value in metrics.values()])
@@ -72,13 +72,13 @@ def lstm_health(state: LSTMState | None) -> dict[str, Tensor]:
     return {"health/lstm_rms": both.square().mean().sqrt(), "health/lstm_max": both.abs().amax()}
 
 
-def target_moments(rollout: Rollout, targets: Any) -> dict[str, Tensor]:
+def target_moments(targets: Any) -> dict[str, Tensor]:
     """Moments of advantages and returns after normalisation."""
     advantages, decision = targets.advantages.double(), targets.decision
     count = decision.sum().clamp(min=1)
-    returns, valid = targets.returns.double(), rollout.valid
-    mean = torch.where(valid, returns, 0).sum() / valid.sum().clamp(min=1)
-    variance = torch.where(valid, (returns - mean).square(), 0).sum() / valid.sum().clamp(min=1)
+    returns, learned = targets.returns.double(), targets.learned
+    mean = torch.where(learned, returns, 0).sum() / learned.sum().clamp(min=1)
+    variance = torch.where(learned, (returns - mean).square(), 0).sum() / learned.sum().clamp(min=1)
     return {
         "policy/advantage_min": torch.where(decision, advantages, 0).amin(),
         "policy/advantage_max": torch.where(decision, advantages, 0).amax(),

@@ -1,5 +1,6 @@
 """Progress bars over rounds and over the steps of a round; lines of text if there is no terminal."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,8 +78,10 @@ class ProgressDisplay(Callback):
 
 def round_line(done: int, rounds: int, running: float, metrics: dict[str, float]) -> str:
     """One round as a line of text."""
+    gain = metrics.get("tasks/gain", math.nan)
+    compared = "" if math.isnan(gain) else f"gain {gain:+.2f}  "
     return (
-        f"round {done}/{rounds}  score {metrics['episode/score']:.2f} (running {running:.2f})  "
+        f"round {done}/{rounds}  score {metrics['episode/score']:.2f} (running {running:.2f})  {compared}"
         f"return {metrics['episode/return']:.2f}  explained variance {metrics['losses/explained_variance']:.2f}  "
         f"kl {metrics.get('policy/kl', 0.0):.4f}  entropy {metrics.get('policy/entropy_op', 0.0):.2f}"
     )

@@ -1,5 +1,4 @@
-import subprocess
-import sys
+import runpy
 
 import pytest
 from torch import nn
@@ -75,9 +74,8 @@ def test_the_listing_shows_every_blueprint_with_its_counts_smallest_first() -> N
     assert lines[-1].split()[1:3] == ["1,184", "73,984"]
 
 
-def test_the_command_lists_both_topologies() -> None:
-    output = subprocess.run(
-        [sys.executable, "-m", "esper.blueprints"], capture_output=True, text=True, check=True
-    ).stdout
+def test_the_command_lists_both_topologies(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_module("esper.blueprints", run_name="__main__")
+    output = capsys.readouterr().out
     assert "conv_light" in output
     assert "1,181,568" in output

@@ -159,7 +159,9 @@ def test_shipped_controllers_are_small_plain_data_that_learned() -> None:
     assert set(torch.load(find_checkpoint("pretrained"), weights_only=True)) == {"esper", "state_dict"}
     training = read_metadata(find_checkpoint("pretrained"))["training"]
     preset = OmegaConf.to_container(compose_config("run", ["+experiment=cifar_ppo"]).ppo, resolve=False)
-    assert training["config"]["ppo"] == preset
+    assert isinstance(preset, dict)
+    trained = training["config"]["ppo"]
+    assert trained == {key: value for key, value in preset.items() if key in trained}, "but for newer keys"
     scores = [line["episode/score"] for line in training["rounds"]]
     assert sum(scores[-3:]) > sum(scores[:3]) + 3 * 3.0, "points"
 
@@ -231,6 +233,47 @@ def test_a_run_starts_with_the_weights_of_a_controller_except_for_the_critic(
     for key, value in policy.state_dict().items():
         assert torch.equal(value, (first if key.startswith("critic.") else loaded)[key]), key
     assert policy.base_statistics.count > 0  # no warm-up is needed
+
+
+def test_a_run_with_all_slots_as_an_option_starts_with_a_controller_that_does_not_know_it(run: Path) -> None:
+    overrides = [*TASK, *SECOND, "actions=lean", "lifecycle=quick"]
+    config = compose_config("run", [*overrides, f"start={run}"])
+    policy = build_module(config, build_environment(config)).policy
+    load_start_weights(str(run), policy)
+    assert policy.known == {}, "it may learn the option"
+    assert not any(part.any() for part in policy.all_slots.parameters())
+    loaded = load_controller(str(run), policy.layout).policy
+    assert loaded.known["slot"].tolist() == [True] * 3 + [False]
+    assert torch.equal(loaded.heads["slot"][0].weight, policy.heads["slot"][0].weight)
+
+
+@pytest.fixture(scope="module")
+def with_separate_critic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("separate"), "environment.threads=1", "ppo=many_tasks")
+
+
+def test_a_controller_is_exported_without_its_separate_critic_and_acts(
+    with_separate_critic: Path, run: Path, tmp_path: Path, layout: Layout
+) -> None:
+    path = export(with_separate_critic, tmp_path / "controller.pt")
+    content = torch.load(path, weights_only=True)
+    assert not [name for name in content["state_dict"] if "critic" in name or "scale" in name]
+    loaded, shared = load_controller(str(path), layout), load_controller(str(run), layout)
+    assert loaded.policy.critic is None
+    assert loaded.policy.flops < shared.policy.flops
+    assert (loaded.info.gflops or 0) > 0
+    evaluated(tmp_path / "a", "controllers=[ppo]", "episodes=1", f"ckpt={path}")
+
+
+def test_a_run_starts_from_a_controller_with_another_kind_of_critic(
+    with_separate_critic: Path, run: Path, layout: Layout
+) -> None:
+    for start, settings in ((with_separate_critic, "ppo=default"), (run, "ppo=many_tasks")):
+        config = compose_config("run", [*TASK, "policy.hidden=16", settings, f"start={start}"])
+        policy = build_module(config, build_environment(config)).policy
+        load_start_weights(str(start), policy)
+        loaded = load_controller(str(start), layout).policy.state_dict()
+        assert torch.equal(policy.state_dict()["heads.op.0.weight"], loaded["heads.op.0.weight"])
 
 
 def test_the_cost_of_a_run_includes_that_of_the_controller_it_started_with(

@@ -140,7 +140,7 @@ def test_the_number_of_reads_does_not_depend_on_the_number_of_batches() -> None:
 
 def test_training_and_measuring_run_on_the_meta_device() -> None:
     env = environment("optimizer.build.fused=false")  # meta has no fused kernel
-    data = env.data
+    data = env.host_pool.task(0).data
     data.splits = {k: Labelled(v.images.to("meta"), v.labels.to("meta")) for k, v in data.splits.items()}
     data._padded, data._mean, data._std = (t.to("meta") for t in (data._padded, data._mean, data._std))
     data.device = torch.device("meta")
@@ -155,7 +155,7 @@ def test_a_text_host_trains_and_is_measured_on_the_meta_device() -> None:
     env = build_environment(
         text_config("optimizer.build.fused=false", "host.dropout=0.1"), 1
     )  # meta has no fused kernel
-    data = env.data
+    data = env.host_pool.task(0).data
     data.splits = {name: tokens.to("meta") for name, tokens in data.splits.items()}
     data.device = torch.device("meta")
     run = HostRun(
@@ -203,7 +203,7 @@ def test_contribution_is_the_score_with_the_seed_minus_the_score_without(share: 
     run_script(env, {0: GERMINATE}, steps=4)
     on = {"block2": SeedSetting(Mode.BLENDED, 1.0)}
     step = env.step(act(env.space, {"op": "WAIT"}))
-    model, (x, y) = env.model(0).eval(), next(env.data.batches("validation", round(100 * share)))
+    model, (x, y) = env.model(0).eval(), next(env.host_pool.task(0).data.batches("validation", round(100 * share)))
     with torch.no_grad():
         with_seed, without = ((model(x, each).argmax(1) == y).float().mean() for each in (on, {}))
     assert step.record.during.alpha[0, 1] == 1

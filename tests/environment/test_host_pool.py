@@ -1,13 +1,16 @@
 """Several hosts: the episode seed determines the host of an episode."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
 from omegaconf import DictConfig
 
-from esper.config import build_environment, check_config
-from esper.environment import Environment
+from esper.config import build, build_environment, check_config
+from esper.data import Data
+from esper.environment import Environment, HostTask
 from esper.environment.host_pool import HostPool
 from esper.hosts import CNNHost
 from esper.records import EpisodeLog, make_record
@@ -37,10 +40,19 @@ def test_the_episode_seed_determines_the_host(mixed: Environment) -> None:
     ]
 
 
+@cache
+def data() -> Data:
+    images: Data = build(config().data)
+    return images
+
+
+def make_task(blocks: int = 1, **settings: Any) -> HostTask:
+    arguments = {"channels": 1, "kernel": 1, "pools": 0, "pool_slots": False, "resolution": 8, "classes": 10}
+    return HostTask(partial(CNNHost, **arguments, blocks=blocks), data(), batch=4, **settings)
+
+
 def pool(hosts: int) -> HostPool:
-    arguments = {"blocks": 1, "channels": 1, "kernel": 1, "pools": 0, "pool_slots": False, "resolution": 8}
-    build = partial(CNNHost, **arguments, classes=10)
-    return HostPool({f"host{index}": build for index in range(hosts)}, torch.zeros(1, 3, 8, 8), ["block1"])
+    return HostPool({f"host{index}": make_task() for index in range(hosts)}, ["block1"])
 
 
 @pytest.mark.parametrize("count", range(1, 17))
@@ -65,16 +77,45 @@ def test_a_single_host_has_derived_seeds() -> None:
 
 
 def test_a_pool_refuses_slots_of_no_host_and_hosts_without_slots() -> None:
-    arguments = {"channels": 1, "kernel": 1, "pools": 0, "pool_slots": False, "resolution": 8, "classes": 10}
-    hosts = {f"host{blocks}": partial(CNNHost, **arguments, blocks=blocks) for blocks in (1, 2)}
-    example = torch.zeros(1, 3, 8, 8)
-    assert HostPool(hosts, example, ["block1", "block2"]).exists_by_host().tolist() == [[True, False], [True, True]]
+    hosts = {f"host{blocks}": make_task(blocks) for blocks in (1, 2)}
+    assert HostPool(hosts, ["block1", "block2"]).exists_by_host().tolist() == [[True, False], [True, True]]
     with pytest.raises(
         ValueError, match=r"^slots\.names=block3: is not a slot of host1, host2; must be one of block1, b"
     ):
-        HostPool(hosts, example, ["block3"])
+        HostPool(hosts, ["block3"])
     with pytest.raises(ValueError, match=r"^host host1: must have at least one of the slots block2, but has block1\.$"):
-        HostPool(hosts, example, ["block2"])
+        HostPool(hosts, ["block2"])
+
+
+def test_families_take_turns_and_each_task_is_repeated_in_a_row() -> None:
+    families = {"narrow": 3, "linear": 2, "deep": 1}
+    tasks = {f"{family} {n}": make_task(family=family) for family, count in families.items() for n in range(count)}
+    hosts = HostPool(tasks, ["block1"], repeats=4)
+    episode_seeds = [hosts.episode_seed("training", 0, index) for index in range(48)]
+    assert len(set(episode_seeds)) == 48
+    names = [hosts.host_name(episode_seed) for episode_seed in episode_seeds]
+    for start in range(0, 48, 24):  # a block
+        block = names[start : start + 24]
+        drawn = block[::4]
+        assert block == [name for name in drawn for _ in range(4)]
+        assert set(drawn) == set(tasks)
+        assert {name.split()[0] for name in drawn[:3]} == set(families)
+        assert {name.split()[0] for name in drawn[3:5]} == {"narrow", "linear"}
+
+
+def test_training_validation_and_evaluation_draw_tasks_of_their_own_split() -> None:
+    splits = ("train", "validation", "test", "heldout")
+    tasks = {f"{split} {number}": make_task(split=split) for split in splits for number in range(2)}
+    hosts = HostPool(tasks, ["block1"], split="heldout")
+
+    def drawn(purpose: str) -> set[str]:
+        return {hosts.host_name(hosts.episode_seed(purpose, 0, index)).split()[0] for index in range(8)}
+
+    assert (drawn("training"), drawn("warm-up"), drawn("validation")) == ({"train"}, {"train"}, {"validation"})
+    assert drawn("evaluation") == {"heldout"}
+    assert len(hosts.episode_seeds("search", 0, 0)) == 2
+    with pytest.raises(ValueError, match=r"^tasks: has no task of the split test, which evaluation episodes draw from"):
+        HostPool({"only": make_task(split="train")}, ["block1"], split="test").episode_seed("evaluation", 0, 0)
 
 
 def test_an_episode_does_not_depend_on_the_other_hosts(mixed: Environment) -> None:
@@ -116,19 +157,31 @@ def test_hosts_of_different_topologies_are_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("composed", "message"),
+    ("compose", "message"),
     [
-        (config("host.classes=3"), r"^host\.classes=3: must be at least 10, the classes of synthetic_images\.$"),
         (
-            config("host=cifar_mixed", "host.hosts.cifar_blind.classes=9"),
+            partial(config, "host.classes=3"),
+            r"^host\.classes=3: must be at least 10, the classes of synthetic_images\.$",
+        ),
+        (
+            partial(config, "host=cifar_mixed", "host.hosts.cifar_blind.classes=9"),
             r"^host\.hosts\.cifar_blind\.classes=9: must be at least 10, the classes of synthetic_images\.$",
         ),
-        (text_config("host.vocabulary=100"), r"^host\.vocabulary=100: must be at least 257, the tokens of synthetic_"),
-        (text_config("host.block_size=8"), r"^host\.block_size=8: must be at least the 16 tokens of the text\.$"),
+        (
+            partial(text_config, "host.vocabulary=100"),
+            r"^host\.vocabulary=100: must be at least 257, the tokens of synthetic_",
+        ),
+        (
+            partial(text_config, "host.block_size=8"),
+            r"^host\.block_size=8: must be at least the 16 tokens of the text\.$",
+        ),
     ],
     ids=["classes", "classes of one of several hosts", "vocabulary", "block size"],
 )
-def test_a_host_that_is_too_small_for_the_data_is_refused_in_one_sentence(composed: DictConfig, message: str) -> None:
+def test_a_host_that_is_too_small_for_the_data_is_refused_in_one_sentence(
+    compose: Callable[[], DictConfig], message: str
+) -> None:
+    composed = compose()
     check_config(composed)
     with pytest.raises(ValueError, match=message):
         build_environment(composed)

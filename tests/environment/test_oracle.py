@@ -76,6 +76,19 @@ def test_an_automatic_commit_keeps_blended_seeds_in_the_last_step_and_records_it
         assert committed is (step + 1 == oracle.steps)
 
 
+def test_seeds_in_all_slots_at_once_all_count() -> None:
+    oracle = make_oracle("lifecycle=quick", "actions=lean")
+    host_score, trained = 10 + 20 * (1 - torch.tensor(-20 / 5).exp()), 1 - torch.tensor(-4.0).exp()
+    grown = {0: [oracle.layout.ops.index("GERMINATE"), 3, 2]}
+    oracle.reset([1])
+    for step in range(oracle.steps):
+        oracle.step(torch.tensor([grown.get(step, [0, 0, 0])]))
+    expected = host_score + (3.0 + 6.5 + 9.0) * trained - torch.tensor(1 + 3 * 4.0).log()
+    assert float(oracle.outcome()["score"][0]) == pytest.approx(float(expected), abs=1e-3)
+    with pytest.raises(ValueError, match=r"^actions\.all_slots=true: must be false"):
+        oracle.optimum()
+
+
 @pytest.mark.parametrize("overrides", [["lifecycle=quick"], ["lifecycle.commit=auto"]])
 def test_the_optimum_with_automatic_commits_is_reached_by_a_script_and_by_no_random_episode(
     overrides: list[str],

@@ -12,6 +12,7 @@ from esper.records import EpisodeLog, EpisodeRecord, make_record
 from esper.telemetry.timeline import describe_episode, timeline
 from tests.environment.test_environment import is_equal, rows, run_random
 from tests.fixtures_environment import config, environment
+from tests.lifecycle.fixtures_slots import act
 
 SLOTS = {
     "slots1": ("block1",),
@@ -21,7 +22,9 @@ SLOTS = {
     "slots8": ("block1", "pool1", "block2", "pool2", "block3", "pool3", "block4", "block5"),
 }
 ALL = ("host=cifar_slots", "environment.envs=5")
+BRIEF = ("environment.batches=1", "data.validation=20", "environment.validation_batch=20")
 BUDGET = ("environment=budget", "environment.batches=null", "environment.budget_batches=40", "lifecycle=quick")
+LEAN = ("lifecycle=quick", "actions=lean", "actions.fixed.alpha_speed=INSTANT")
 ENTRIES = [
     {"at": 0, "slot": "block3", "blueprint": ["conv_light"]},
     {"at": 1, "slot": "pool2", "blueprint": ["norm"]},
@@ -76,13 +79,55 @@ def test_random_growth_uses_the_slots_of_its_own_host_only(mixed: Environment) -
 
 
 @pytest.mark.xdist_group("workers")
-def test_a_round_of_different_hosts_is_bit_equal_in_workers(mixed: Environment) -> None:
-    workers, single = environment(*ALL, "environment.workers=2"), mixed
-    one, other = (run_random(each, seeds(each), steps=8) for each in (workers, single))
+def test_a_round_of_different_hosts_is_bit_equal_in_workers() -> None:
+    workers, single = environment(*ALL, *BRIEF, "environment.workers=2"), environment(*ALL, *BRIEF)
+    one, other = (run_random(each, seeds(each), steps=6) for each in (workers, single))
     assert all(is_equal(rows(one, env), rows(other, env)) for env in range(5))
     tested, expected = workers.test(), single.test()
     assert all(torch.equal(tested[name], expected[name]) for name in expected)
     workers.close()
+
+
+@pytest.mark.xdist_group("workers")
+def test_growth_in_all_slots_is_bit_equal_in_workers_and_threads() -> None:
+    played, spent = [], []
+    for place in ("environment.workers=2", "environment.threads=2", "environment.threads=1"):
+        env = environment(*ALL, *LEAN, *BRIEF, place)
+        played.append(run_random(env, seeds(env), steps=8))
+        spent.append(env.flops_spent())
+        env.close()
+    assert any((step.record.entered[..., Stage.GERMINATED].sum(1) >= 2).any() for step in played[0])
+    assert any((step.record.entered[..., Stage.PRUNED].sum(1) >= 2).any() for step in played[0])
+    for other, flops in zip(played[1:], spent[1:], strict=True):
+        assert all(is_equal(rows(played[0], env), rows(other, env)) for env in range(5))
+        assert all(torch.equal(spent[0][part], flops[part]) for part in flops)
+
+
+def test_germinating_in_all_slots_fills_those_that_exist_and_pruning_in_all_empties_them() -> None:
+    """The seeds, parameters and costs are those of episodes that start with all slots filled."""
+    env, exists = environment(*ALL, *LEAN), environment(*ALL).host_pool.exists_by_host()
+    heads, several = ("op", "slot", "blueprint"), [slots if len(slots) == 1 else ("all",) for slots in SLOTS.values()]
+    assert env.space.head_names == heads
+    env.reset(seeds(env), [EpisodeStart(fossils=fill(env.space, "conv_light"))] * 5)
+    filled = env.step(act(env.space, *[{"op": "WAIT"}] * 5)).record
+    names, training = [set(env.model(each).seeds) for each in range(5)], env.flops_spent()["training"]
+
+    env.reset(seeds(env))
+    germinate = [{"op": "GERMINATE", "slot": slot, "blueprint": "conv_light"} for (slot,) in several]
+    grown = env.step(act(env.space, *germinate)).record
+    assert torch.equal(grown.acted, exists)
+    assert torch.equal(grown.entered[..., Stage.GERMINATED], exists)
+    assert (grown.after.stage[exists] == Stage.HOLDING).all()
+    assert [set(env.model(each).seeds) for each in range(5)] == names == [set(own) for own in SLOTS.values()]
+    assert torch.equal(grown.seed_parameters, filled.seed_parameters)
+    assert torch.equal(grown.now.parameters, filled.now.parameters)
+    assert torch.equal(grown.batches, filled.batches)
+    assert torch.equal(env.flops_spent()["training"], training)
+
+    pruned = env.step(act(env.space, *[{"op": "PRUNE", "slot": slot} for (slot,) in several])).record
+    assert torch.equal(pruned.entered[..., Stage.PRUNED], exists)
+    assert not any(env.model(each).seeds for each in range(5))
+    assert torch.equal(pruned.now.parameters, pruned.host_parameters)
 
 
 @pytest.mark.parametrize("clock", [(), BUDGET], ids=["batches", "budget"])
@@ -156,9 +201,11 @@ def test_a_recorded_action_in_a_slot_that_the_host_lacks_becomes_wait(mixed: Env
     assert steps[0].record.decision.op.tolist() == [0, 0, 0, 0, 1]
 
 
-def records_of(env: Environment, episode_seeds: list[int]) -> list[EpisodeRecord]:
+def records_of(
+    env: Environment, episode_seeds: list[int], controller: Controller[object] | None = None
+) -> list[EpisodeRecord]:
     log = EpisodeLog(env.space, env.rules, episode_seeds)
-    controller = ScheduleController(env.space, ENTRIES)
+    controller = controller or ScheduleController(env.space, ENTRIES)
     observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
     for _ in range(env.steps):
         action, memory = controller.act(observation, memory)
@@ -185,6 +232,20 @@ def test_records_and_timelines_have_only_the_slots_of_the_host(mixed: Environmen
     lanes = timeline({"small": records[0], "large": records[4]}).axes[2:4]
     drawn = [[label.get_text() for label in axes.get_yticklabels()] for axes in lanes]
     assert drawn == [list(SLOTS["slots1"]), list(SLOTS["slots8"])]
+
+
+def test_records_and_timelines_have_each_seed_of_an_action_in_all_slots() -> None:
+    env = environment(*ALL, *LEAN)
+    grow = {"op": "GERMINATE", "slot": "all", "blueprint": "norm"}
+    actions = [grow, {"op": "PRUNE", "slot": "block2"}]
+    (*_, record) = records_of(env, seeds(env), ReplayController(env.space, actions))
+    assert [step.action for step in record.steps[:2]] == actions
+    assert [step.choice for step in record.steps[:3]] == ["GERMINATE all", "PRUNE", "WAIT"]
+    assert [germination.slot for germination in record.germinations] == list(SLOTS["slots8"])
+    assert set(record.fossils) == set(SLOTS["slots8"]) - {"block2"}
+    assert EpisodeRecord.from_dict(record.to_dict()) == record
+    assert describe_episode(record).count("step 0: norm in ") >= 8
+    assert sum(text.get_text() == "norm" for text in timeline({"all": record}).axes[1].texts) == 8
 
 
 def test_a_host_of_one_block_and_one_of_eight_slots_run_alone() -> None:

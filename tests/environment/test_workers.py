@@ -6,6 +6,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from joblib.externals.loky import get_reusable_executor
 from torch import Tensor
 
 from esper.config import build_environment
+from esper.data import ImageData, ImageVariant
 from esper.environment import Environment, EpisodeStart, WorkerLostError, parallel, transfer
 from esper.environment.host_run import HostRun, StepPlan
 from esper.environment.host_runs import LocalRuns, RunOrigin
@@ -26,6 +28,7 @@ from esper.growth import GrowingHost, Mode, SeedSetting
 from esper.lifecycle import Blend
 from tests.environment.test_environment import is_equal, rows, run_random
 from tests.fixtures_environment import SMALL, config, environment, text_config
+from tests.fixtures_process import TIMEOUT
 from tests.lifecycle.fixtures_slots import act
 from tests.test_run import TINY, read_metrics, read_weights, start, wait_for_round
 
@@ -127,7 +130,7 @@ def test_a_run_continues_bit_exactly_after_a_transfer() -> None:
     env.reset([3], [EpisodeStart(fossils={"block1": ("conv_light", "GATED")})])
     env.step(act(env.space, WAIT))
     run = env.host_run(0)
-    copy = load_run(dump_run(run, env.data), env.data)
+    copy = load_run(dump_run(run, env.factory.data_sets()), env.factory.data_sets())
     assert copy.model is not run.model
     on = {"block1": SeedSetting(Mode.BLENDED, 1.0)}
     results = [each.train_and_measure(StepPlan(on, on, ("block1",), 3, (0.1, 0.2))) for each in (run, copy)]
@@ -142,7 +145,7 @@ def test_a_seed_continues_its_warm_up_after_a_transfer() -> None:
     run.train_and_measure(StepPlan({}, {}, (), 1, (0.0, 0.1)))
     run.graft("block1", "conv_light", Blend.ADD)
     run.train_and_measure(StepPlan(on, on, (), 2, (0.1, 0.2)))
-    copy = load_run(dump_run(run, env.data), env.data)
+    copy = load_run(dump_run(run, env.factory.data_sets()), env.factory.data_sets())
     copy.train_and_measure(StepPlan(on, on, (), 1, (0.2, 0.3)))
     rates = {group["owner"]: group["lr"] for group in copy.optimizer.torch.param_groups}
     assert copy.optimizer.seed_starts == {"block1": 0.1}
@@ -152,11 +155,28 @@ def test_a_seed_continues_its_warm_up_after_a_transfer() -> None:
 def test_data_is_shared_with_workers_and_not_copied() -> None:
     env = environment()
     content, tensors = dump_shared(env.factory)
-    images = env.data.splits["train"].images  # type: ignore[attr-defined]
+    images = env.host_pool.task(0).data.splits["train"].images  # type: ignore[attr-defined]
     assert images.is_shared()
     assert len(content) < images.numel()
     loaded = load_shared(content, tensors)
-    assert loaded.data.splits["train"].images.data_ptr() == images.data_ptr()
+    assert loaded.data_sets()[0].splits["train"].images.data_ptr() == images.data_ptr()
+
+
+def test_a_run_on_a_variant_is_bit_equal_in_a_worker_and_in_this_process() -> None:
+    env = environment()
+    task = env.factory.tasks["host"]
+    assert isinstance(task.data, ImageData)
+    variant = ImageVariant(task.data, classes=3, colour="grey", label_noise=0.2, train=60, permuted=True, rng_seed=4)
+    factory = replace(env.factory, tasks={"host": replace(task, data=variant)})
+    here, there = LocalRuns(factory, 1), WorkerRuns(factory, 1)
+    results = []
+    for runs in (here, there):
+        runs.start([RunOrigin(1, "host")])
+        trained = runs.compute({0: partial(HostRun.train_and_measure, plan=StepPlan({}, {}, (), 4, (0.0, 0.1)))})
+        results.append([*trained, *runs.compute({0: evaluate()})])
+    assert is_equal(results[:1], results[1:])
+    assert all_equal(weights(here.fetch(0).model), weights(there.fetch(0).model))
+    there.close()
 
 
 def test_an_error_in_a_worker_is_raised_and_the_next_round_runs(workers: Environment) -> None:
@@ -229,19 +249,19 @@ def test_a_data_set_that_does_not_fit_into_shared_memory_is_refused(monkeypatch:
 
 
 def losses_in_workers() -> list[float | str]:
-    env = environment(*WORKERS)
-    env.reset([1, 2, 3])
-    losses = env.step(act(env.space, WAIT, WAIT, WAIT)).record.now.loss.tolist()
+    env = environment("environment.workers=1", envs=1)
+    env.reset([1])
+    losses = env.step(act(env.space, WAIT)).record.now.loss.tolist()
     env.close()
     return [type(env._runs).__name__, *losses]
 
 
 def test_workers_run_inside_a_job_of_joblib() -> None:
     with get_reusable_executor(max_workers=1) as executor:
-        kind, *losses = executor.submit(losses_in_workers).result(timeout=100)
-    single = environment("environment.envs=3")
-    single.reset([1, 2, 3])
-    assert losses == single.step(act(single.space, WAIT, WAIT, WAIT)).record.now.loss.tolist()
+        kind, *losses = executor.submit(losses_in_workers).result(timeout=TIMEOUT)
+    single = environment(envs=1)
+    single.reset([1])
+    assert losses == single.step(act(single.space, WAIT)).record.now.loss.tolist()
     assert kind == "WorkerRuns"
 
 
@@ -266,7 +286,7 @@ def test_impossible_numbers_of_workers_are_refused() -> None:
         place_runs(factory, 3, -1, None)
     with pytest.raises(ValueError, match=r"environment.threads=0: must be at least 1, or null\."):
         place_runs(factory, 3, 0, 0)
-    factory.data.device = torch.device("cuda:0")
+    factory.data_sets()[0].device = torch.device("cuda:0")
     with pytest.raises(ValueError, match=r"environment.workers=2: must be 0 or null for hosts on cuda:0"):
         place_runs(factory, 3, 2, None)
 
@@ -288,7 +308,7 @@ def is_running(process: int) -> bool:
 
 
 def wait_until_gone(processes: list[int]) -> bool:
-    until = time.monotonic() + 20
+    until = time.monotonic() + TIMEOUT
     while any(map(is_running, processes)) and time.monotonic() < until:
         time.sleep(0.05)
     return not any(map(is_running, processes))
@@ -312,7 +332,7 @@ class WorkerRun:
         return worker_pids(self._process.pid)
 
     def finish(self, code: int) -> str:
-        output, _ = self._process.communicate(timeout=120)
+        output, _ = self._process.communicate(timeout=TIMEOUT)
         assert self._process.returncode == code, output
         return output
 
@@ -328,9 +348,9 @@ def test_a_run_that_lost_a_worker_was_interrupted_and_was_killed_resumes_to_the_
     tmp_path: Path,
 ) -> None:
     whole, directory = tmp_path / "whole", tmp_path / "run"
-    start(tmp_path, *TINY, "rounds=16", f"hydra.run.dir={whole}").finish()
+    start(tmp_path, *TINY, "rounds=24", f"hydra.run.dir={whole}").finish()
     common = (*TINY, "environment.workers=2", "callbacks.checkpoints.every=1", "callbacks.dashboard=null")
-    process = WorkerRun(tmp_path, *common, "rounds=16", f"hydra.run.dir={directory}")
+    process = WorkerRun(tmp_path, *common, "rounds=24", f"hydra.run.dir={directory}")
     wait_for_round(directory, 1, process)
     workers = process.workers()
     assert len(workers) == 2
@@ -384,9 +404,10 @@ def test_workers_run_in_a_notebook_with_a_host_and_a_blueprint_defined_there(tmp
 
         config = compose_config("evaluate", OVERRIDES)
         env = build_environment(config)
-        env.factory.hosts["host"] = lambda: MyHost(
-            blocks=3, channels=4, kernel=1, pools=2, pool_slots=False, resolution=8, classes=10)
+        from dataclasses import replace
         from esper.environment import EpisodeStart
+        env.factory.tasks["host"] = replace(env.factory.tasks["host"], build=lambda: MyHost(
+            blocks=3, channels=4, kernel=1, pools=2, pool_slots=False, resolution=8, classes=10))
         env.reset([1, 2], [EpisodeStart(fossils={"block1": ("scale", "ADD")})] * 2)
         wait = torch.zeros(2, len(env.space.heads), dtype=torch.int64)
         print(type(env._runs).__name__, env.step(wait).record.now.loss.isfinite().all().item())
@@ -395,6 +416,6 @@ def test_workers_run_in_a_notebook_with_a_host_and_a_blueprint_defined_there(tmp
     """
     script = f"OVERRIDES = {[*SMALL, 'environment.workers=2']}\n" + textwrap.dedent(code)
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     assert done.stdout.split() == ["WorkerRuns", "True", "MyHost"], done.stderr

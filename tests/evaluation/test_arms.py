@@ -154,7 +154,7 @@ def test_the_exported_network_is_the_best_of_its_arm_and_has_its_test_score(
     best = max(by_arm["ppo"], key=selection_score)
     assert network.about["episode_seed"] == best.episode_seed
     assert sum(p.numel() for p in network.parameters()) == best.parameters
-    data = build_environment(compose_config("evaluate", TASK)).data
+    data = build_environment(compose_config("evaluate", TASK)).host_pool.task(0).data
     with torch.no_grad():
         hits = [(network(x).argmax(-1) == y).sum().item() for x, y in data.batches("test", 50)]
     assert 100 * sum(hits) / data.size("test") == pytest.approx(best.test_score)

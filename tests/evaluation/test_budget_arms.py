@@ -81,7 +81,7 @@ def test_every_arm_spends_the_budget_and_at_most_one_batch_more(by_arm: Episodes
 
 
 def test_arms_that_look_at_nothing_pay_for_no_measurement(by_arm: EpisodesByArm) -> None:
-    observing = ("gated", "heuristic", "fragrow")
+    observing = ("gated", "tuned_rule", "heuristic", "fragrow")
     for arm, episodes in by_arm.items():
         for episode in episodes:
             measured = episode.flops_by_part["validation"] + episode.flops_by_part["probes"]
@@ -196,7 +196,7 @@ def test_a_network_that_was_widened_is_exported_with_its_width(tmp_path: Path) -
     network = load_grown(next(tmp_path.glob("grown_*.pt")))
     best = max(load_by_arm(tmp_path)["net2net@0.5"], key=lambda episode: episode.selection_score or 0.0)
     assert sum(parameter.numel() for parameter in network.parameters()) == best.parameters
-    data = build_environment(compose_config("evaluate", BUDGET)).data
+    data = build_environment(compose_config("evaluate", BUDGET)).host_pool.task(0).data
     with torch.no_grad():
         hits = [(network(x).argmax(-1) == y).sum().item() for x, y in data.batches("test", 50)]
     assert 100 * sum(hits) / data.size("test") == pytest.approx(best.test_score)

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from esper.growth import load_grown
 from esper.records import EpisodeRecord
 from tests.evaluation.fixtures_episodes import TASK, evaluated, load_episodes, make_episode, trained, write_episodes
 from tests.fixtures_environment import SMALL, config, text_config
-from tests.fixtures_process import CommandProcess
+from tests.fixtures_process import TIMEOUT, CommandProcess
 
 QUICK = [*SMALL, "environment.steps=6", "episodes=3"]
 BUDGET = ("environment=budget", "environment.batches=null", "environment.budget=1")
@@ -53,12 +52,6 @@ def error_of(where: Path, *overrides: str) -> str:
     return str(error.value)
 
 
-def wait_for(records: Path, lines: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (records.exists() and records.read_text().count("\n") >= lines):
-        time.sleep(0.02)
-
-
 def without_seconds(path: Path) -> list[EpisodeRecord]:
     return [replace(episode, seconds=None, config={}) for episode in load_episodes(path)]
 
@@ -67,7 +60,7 @@ def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -
     command = [sys.executable, "-m", "esper.evaluate", *QUICK, f"hydra.run.dir={tmp_path}/a"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "controllers=[none,random]"], env=environment, timeout=120, capture_output=True, text=True
+        [*command, "controllers=[none,random]"], env=environment, timeout=TIMEOUT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert "cifar_baseline on synthetic_images, test split" in done.stdout
@@ -99,19 +92,19 @@ def test_the_command_compares_controllers_on_the_same_episodes(tmp_path: Path) -
 
 def test_finished_episodes_survive_an_interrupt_and_a_resume_runs_the_rest_once(tmp_path: Path) -> None:
     overrides = [
-        *SMALL, "episodes=2", "environment.envs=1", "controllers=[none,random]", "environment.batches=15",
+        *SMALL, "episodes=2", "environment.envs=1", "controllers=[none,random]", "environment.batches=2",
         "environment.steps=4",
     ]  # fmt: skip
     records = tmp_path / "cut/episodes.jsonl"
     arguments = (*overrides, f"hydra.run.dir={tmp_path}/cut")
-    running = CommandProcess("esper.evaluate", *arguments, directory=tmp_path, output=tmp_path / "output.txt")
-    wait_for(records, 1)
-    running.send_signal(signal.SIGINT)
+    running = CommandProcess(
+        "esper.evaluate", *arguments, directory=tmp_path, output=tmp_path / "output.txt", is_interrupted=True
+    )
     out = running.finish()
     assert "interrupted; finished episodes are saved; resume with" in out
     assert f"resume={tmp_path}/cut" in out
     before = records.read_text()
-    assert 1 <= before.count("\n") < 4
+    assert before.count("\n") == 1
     assert (tmp_path / "cut/report.html").exists()
     assert f"Incomplete: {before.count(chr(10))} of 4 episodes are finished." in out
     with records.open("a") as file:
@@ -447,6 +440,7 @@ def test_best_open_loop_can_be_the_reference(tmp_path: Path) -> None:
     ("override", "remark"),
     [
         ("actions=full", "new op: ADVANCE, SET_ALPHA; new head: alpha_curve, alpha_speed, alpha_target, tempo"),
+        ("actions=lean lifecycle=quick", "gone op: FOSSILIZE; gone head: blend; new slot option: all"),
         ("slots.names=[block1,block2]", ""),
         ("slots.blueprints=[norm]", "gone blueprint: attention, "),
     ],
@@ -454,7 +448,7 @@ def test_best_open_loop_can_be_the_reference(tmp_path: Path) -> None:
 def test_a_controller_acts_in_another_action_space_and_the_report_lists_what_differs(
     override: str, remark: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    evaluated(tmp_path, f"ckpt={checkpoint}", "controllers=[ppo]", "episodes=2", override)
+    evaluated(tmp_path, f"ckpt={checkpoint}", "controllers=[ppo]", "episodes=2", *override.split())
     (first, _) = load_episodes(tmp_path / "episodes.jsonl")
     assert len(first.steps) == 8
     text = (tmp_path / "report.md").read_text()

@@ -44,10 +44,11 @@ def check_slots(episodes: list[EpisodeRecord]) -> None:
 
 
 def test_a_controller_is_trained_and_every_arm_runs_on_hosts_with_different_slots(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", *TWO)
+    few = (*TWO, "environment.steps=5")
+    run = trained(tmp_path / "run", *few)
     check_slots(load_episodes(run / "episodes.jsonl"))
     directory = tmp_path / "evaluation"
-    evaluated(directory, *TWO, "controllers=all", f"ckpt={run}", "episodes=4", "schedules=4", "export=best")
+    evaluated(directory, *few, "controllers=all", f"ckpt={run}", "episodes=4", "schedules=4", "export=best")
     episodes = load_episodes(directory / "episodes.jsonl")
     check_slots(episodes)
     for arm in {episode.arm for episode in episodes}:

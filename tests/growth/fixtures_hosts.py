@@ -12,7 +12,7 @@ from esper.lifecycle import Blend
 
 CASES = [
     (topology, channels, blueprint, blend)
-    for topology, sizes in (("cnn", (8, 16, 32)), ("transformer", (64,)))
+    for topology, sizes in (("cnn", (7, 32)), ("transformer", (64,)))
     for channels in sizes
     for blueprint in blueprints(topology)
     for blend in Blend

@@ -250,7 +250,7 @@ def test_a_new_process_loads_with_one_call(files: Mapping[str, Path], tmp_path: 
     (x, _), (growing, settings) = batch("cnn"), grown("cnn")
     torch.save(x, tmp_path / "x.pt")
     paths = [str(path) for path in (files["cnn"], tmp_path / "x.pt", tmp_path / "y.pt")]
-    subprocess.run([sys.executable, "-c", script, *paths, str(torch.get_num_threads())], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script, *paths, str(torch.get_num_threads())], check=True, timeout=600)
     assert torch.equal(torch.load(tmp_path / "y.pt"), growing(x, settings))
 
 

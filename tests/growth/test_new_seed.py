@@ -7,9 +7,21 @@ import pytest
 import torch
 
 from esper.blueprints import blueprints
-from esper.growth import Mode, SeedSetting
+from esper.config import load_preset
+from esper.growth import GrowingHost, Mode, SeedSetting
 from esper.lifecycle import Blend
-from tests.growth.fixtures_hosts import CASES, ISOLATED, MIDDLE, all_equal, backward, batch, host_gradients, loss, model
+from tests.growth.fixtures_hosts import (
+    CASES,
+    ISOLATED,
+    MIDDLE,
+    all_equal,
+    backward,
+    batch,
+    host_gradients,
+    loss,
+    model,
+    optimizer,
+)
 
 each_case = pytest.mark.parametrize(
     ("topology", "channels", "blueprint", "blend"), CASES, ids=lambda value: getattr(value, "name", str(value))
@@ -77,6 +89,31 @@ def test_a_seed_with_random_weights_is_no_identity_and_differs_only_in_layers_of
     gradients = [parameter.grad for parameter in random.seed(slot).parameters() if parameter.grad is not None]
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert any(gradient.any() for gradient in gradients)
+
+
+LACKING = [
+    "cifar_linear", "cifar_saturated", "cifar_unnormalised", "cifar_unmixed", "cifar_waist", "tinystories_no_mlp",
+    "tinystories_unnormalised",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", Mode, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("preset", LACKING)
+def test_every_blueprint_trains_in_a_host_that_lacks_something(preset: str, mode: Mode) -> None:
+    sizes = {"resolution": 16} if preset.startswith("cifar") else {"vocabulary": 40, "block_size": 12}
+    host = load_preset(f"host/{preset}", **sizes)
+    names, places = list(blueprints(host.topology)), [slot.name for slot in host.slots]
+    for first in range(0, len(names), len(places)):
+        growing = GrowingHost(host, coadapt=True).train()
+        for slot, blueprint in zip(places, names[first:], strict=False):
+            growing.graft(slot, blueprint, Blend.ADD, rng_seed=0, init="random")
+        steps = optimizer(growing, "sgd" if host.topology == "cnn" else "adamw")
+        settings = {slot: SeedSetting(mode, 0.5) for slot in growing.seeds}
+        for index in range(2):
+            losses = backward(growing, settings, index)
+            assert all(value.isfinite() for value in losses.values())
+            steps.step(0.0)
+        assert all(parameter.isfinite().all() for parameter in growing.parameters())
 
 
 def test_random_weights_are_those_of_torch_and_leave_the_global_generator_alone() -> None:

@@ -44,7 +44,10 @@ def assert_same_function(narrow: Host, wide: Host) -> None:
 
 
 @each_factor
-@pytest.mark.parametrize("changes", [{}, {"extra_blocks": 2}, {"shrink": 2, "kernel": 1}], ids=str)
+@pytest.mark.parametrize("changes", [
+    {}, {"extra_blocks": 2}, {"shrink": 2, "kernel": 1}, {"channels": 5, "norm": False, "activation": "sigmoid"},
+    {"activation": "none"}, {"mixing": False, "extra_blocks": 1}, {"waist": 3},
+], ids=str)  # fmt: skip
 def test_a_widened_host_computes_the_same_function_in_training_and_evaluation(name: str, changes: dict) -> None:
     narrow = trained(**changes)
     before = {key: value.clone() for key, value in narrow.state_dict().items()}
@@ -98,6 +101,25 @@ def test_copies_get_different_gradients_in_size_and_direction_and_diverge_in_tra
     assert loss(growing(batch("cnn")[0], {}), batch("cnn")[1]).isfinite()
 
 
+def test_a_single_channel_can_be_widened_with_and_without_mixing() -> None:
+    for mixing in (True, False):
+        narrow = trained(channels=1, mixing=mixing)
+        assert_same_function(narrow, wider(narrow, "wide2", channels=1, mixing=mixing))
+
+
+def test_copies_that_do_not_mix_diverge_in_training() -> None:
+    wide = wider(trained(mixing=False), "wide2", mixing=False)
+    layer, pairs = copies(wide)
+    assert len(pairs) == 4
+    growing = GrowingHost(wide, coadapt=True).train()
+    steps = optimizer(growing)
+    for index in range(10):
+        backward(growing, {}, index)
+        steps.step(0.0)
+    for one, other in pairs:
+        assert (direction(layer.weight[one]) - direction(layer.weight[other])).norm() > 0.01
+
+
 def test_shares_are_positive_sum_to_one_and_differ() -> None:
     narrow = trained()
     wide = wider(narrow, "wide2")
@@ -129,6 +151,7 @@ def test_a_host_can_be_widened_twice() -> None:
 
 @pytest.mark.parametrize("changes", [
     {"blocks": 2}, {"extra_blocks": 1}, {"kernel": 1}, {"pools": 1}, {"pool_slots": False}, {"shrink": 2},
+    {"norm": False}, {"activation": "tanh"}, {"waist": 2},
 ])  # fmt: skip
 def test_hosts_of_another_structure_are_refused(changes: dict[str, Any]) -> None:
     wide = CNNHost(**{**CNN, "channels": 8, **changes})
@@ -157,8 +180,13 @@ def test_a_grouped_convolution_is_refused() -> None:
         host.segments[1].append(nn.Conv2d(channels, channels, 3, padding=1, groups=2))
         return host
 
-    with pytest.raises(ValueError, match=r"^widen: Conv2d\(4, .*groups=2\) cannot be widened; only BatchNorm, linear"):
+    with pytest.raises(ValueError, match=r"^widen: Conv2d\(4, .*groups=2\) cannot be widened to Conv2d\(8, .*; only "):
         widen_host(grouped(4), grouped(8), torch.Generator())
+    mixing, unmixed = CNNHost(**CNN), CNNHost(**{**CNN, "channels": 8}, mixing=False)
+    with pytest.raises(
+        ValueError, match=r"^widen: Conv2d\(4, .* cannot be widened to Conv2d\(8, .*groups=8, bias=False\); o"
+    ):
+        widen_host(mixing, unmixed, torch.Generator())
 
 
 @pytest.mark.parametrize("training", [True, False])

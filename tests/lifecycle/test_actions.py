@@ -39,6 +39,17 @@ def test_full_has_six_ops_and_eight_heads_and_waits_for_advance() -> None:
     assert not full.auto_advance
 
 
+def test_lean_has_three_ops_and_three_heads_and_one_more_option_for_all_slots() -> None:
+    lean = space("lean", slots=4)
+    assert [op.name for op in lean.ops] == ["WAIT", "GERMINATE", "PRUNE"]
+    assert [(head.name, head.size) for head in lean.heads] == [("op", 3), ("slot", 5), ("blueprint", 3)]
+    assert lean.slots == ("block1", "block2", "block3", "block4")
+    assert lean.slot_options == lean.heads[1].options == (*lean.slots, "all")
+    assert lean.auto_advance
+    decision = lean.decode(act(lean, {"op": "GERMINATE", "slot": "all", "blueprint": "attention"}))
+    assert (decision.slot.item(), decision.blend.item()) == (4, Blend.ADD)
+
+
 def test_full_without_advance_advances_automatically() -> None:
     ops = ("WAIT", "GERMINATE", "SET_ALPHA", "PRUNE", "FOSSILIZE")
     assert space("full", ops=ops).auto_advance
@@ -64,7 +75,7 @@ def test_decoding_fills_in_fixed_options_for_heads_that_are_left_out_or_unused()
     assert decision.alpha_curve.tolist() == [Curve.LINEAR, Curve.SIGMOID_SHARP]
 
 
-@pytest.mark.parametrize("actions", ["core", "full"])
+@pytest.mark.parametrize("actions", ["core", "full", "lean"])
 def test_a_decoded_head_has_float32_for_float_values_and_int64_for_whole_numbers(actions: str) -> None:
     chosen = space(actions)
     decision = chosen.decode(act(chosen, {"op": "GERMINATE"}, {"op": "WAIT"}))
@@ -88,6 +99,11 @@ def test_a_decoded_head_has_float32_for_float_values_and_int64_for_whole_numbers
         ({"fixed": {"alpha_target": "HALF"}}, r"actions\.fixed\.alpha_target: must be FULL without SET_ALPHA"),
         ({"heads": ["op", "slot", "blueprint", "blend", "alpha_target"]}, "must be FULL without SET_ALPHA"),
         ({"slots": []}, "at least one"),
+        ({"slots": ["block1", "all"]}, r"^actions\.slots=\['block1', 'all'\]: no slot may be named all, which is"),
+        (
+            {"all_slots": True, "slots": ["block1"], "heads": ["op", "blueprint", "blend"]},
+            r"^actions\.all_slots=true: slot must be among actions\.heads=\['op', 'blueprint', 'blend'\]\.",
+        ),
         ({"slots": ["block1", "block1"]}, "each once"),
     ],
 )

@@ -15,7 +15,7 @@ from esper.lifecycle import ActionSpace, Op, Rules, SeedMeasurements, Slots, Sta
 from tests.lifecycle.fixtures_slots import act, play, quick, rules, space
 
 WAIT = {"op": "WAIT"}
-SPACES = st.sampled_from(["core", "full"])
+SPACES = st.sampled_from(["core", "full", "lean"])
 RULES = st.sampled_from(
     [quick(), quick(commit="explicit"), quick(ramp=2)]
     + [rules(health=health, keep=keep) for health, keep in product([None, 0.4], ["explicit", "auto"])]
@@ -185,13 +185,18 @@ def test_the_slot_of_a_pruned_quick_seed_is_soon_free() -> None:
     assert [stage for stage, _ in states[2:]] == ["BLENDING", "PRUNED", "GERMINATED"]
 
 
-@pytest.mark.parametrize("actions", ["core", "full"])
+@pytest.mark.parametrize("actions", ["core", "full", "lean"])
 def test_calibrated_rates_match_the_wanted_counts_with_quick_rules(actions: str) -> None:
     chosen = space(actions)
     wanted = {"WAIT": 15.0, "GERMINATE": 3.0, "PRUNE": 1.0, "FOSSILIZE": 1.0}
     if Op.ADVANCE in chosen.ops:
         wanted |= {"WAIT": 8.0, "ADVANCE": 7.0}
+    names = [op.name for op in chosen.ops]
+    if chosen.all_slots:
+        wanted = {"WAIT": 15.0, "GERMINATE": 2.0, "GERMINATE all": 1.0, "PRUNE": 1.0, "PRUNE all": 1.0}
+        names += [f"{name} all" for name in names]
     rates = calibrate_rates(chosen, quick(), 20, wanted)
-    counts = _simulate_counts(chosen, quick(), 20, torch.tensor([rates.get(op.name, 0.0) for op in chosen.ops]))
-    for op, count in zip(chosen.ops, counts.tolist(), strict=True):
-        assert count == pytest.approx(wanted.get(op.name, 0.0), abs=0.5), op.name
+    assert set(rates) == set(wanted)
+    counts = _simulate_counts(chosen, quick(), 20, torch.tensor([rates.get(name, 0.0) for name in names]))
+    for name, count in zip(names, counts.tolist(), strict=True):
+        assert count == pytest.approx(wanted.get(name, 0.0), abs=0.5), name

@@ -44,6 +44,28 @@ def test_max_live_counts_live_seeds_but_not_fossils() -> None:
     assert legal(fossil, core, rules(max_live=2)).op[0, 1]
 
 
+def test_an_op_in_all_slots_is_legal_where_it_is_legal_in_at_least_two() -> None:
+    lean = space("lean")
+    empty = Slots.empty(1, 3)
+    assert legal(empty, lean, rules()).slot[0, :, 3].tolist() == [False, True, False]  # WAIT, GERMINATE, PRUNE
+    one = empty.where(torch.tensor([[True, False, False]]), stage=Stage.HOLDING, age=9)
+    assert legal(one, lean, rules()).slot[0, :, 3].tolist() == [False, True, False]
+    two = empty.where(torch.tensor([[True, True, False]]), stage=Stage.HOLDING, age=9)
+    masks = legal(two, lean, rules())
+    assert masks.slot[0, :, 3].tolist() == [False, False, True]
+    assert masks.slot[0, 1].tolist() == [False, False, True, False]
+    assert available(masks, lean).tolist() == [[True, True, True]]
+
+
+def test_seeds_in_all_slots_must_fit_under_max_live() -> None:
+    lean = space("lean")
+    for max_live, is_legal in ((3, True), (2, False)):
+        masks = legal(Slots.empty(1, 3), lean, rules(max_live=max_live))
+        assert masks.slot[0, 1].tolist() == [True, True, True, is_legal]
+    two = Slots.empty(1, 3).where(torch.tensor([[True, True, False]]), stage=Stage.HOLDING, age=9)
+    assert legal(two, lean, rules(max_live=2)).slot[0, 2].tolist() == [True, True, False, True], "pruning all may"
+
+
 def test_prune_and_fossilise_are_legal_in_different_slots() -> None:
     core = space("core")
     slots = Slots.empty(1, 3)

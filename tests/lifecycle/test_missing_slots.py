@@ -20,7 +20,7 @@ def hosts(draw: st.DrawFn) -> Tensor:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(["core", "full"]), st.booleans(), hosts(), st.integers(0, 2**31))
+@given(st.sampled_from(["core", "full", "lean"]), st.booleans(), hosts(), st.integers(0, 2**31))
 def test_a_slot_that_a_host_lacks_is_never_legal_and_stays_empty(
     actions: str, is_quick: bool, exists: Tensor, rng_seed: int
 ) -> None:
@@ -28,13 +28,23 @@ def test_a_slot_that_a_host_lacks_is_never_legal_and_stays_empty(
     empty = Slots.empty(ENVS, SLOTS, exists=exists)
     for one in play(chosen, rule, envs=ENVS, steps=15, seed=rng_seed, exists=exists):
         masks = legal(one.after, chosen, rule)
-        assert not (masks.slot & ~exists.unsqueeze(1)).any()
+        assert not (masks.slot[..., :SLOTS] & ~exists.unsqueeze(1)).any()
         assert torch.equal(masks.op[:, 1:], masks.slot[:, 1:].any(-1)), "an op without a legal slot is illegal"
         assert not (one.events.entered & ~exists[..., None]).any()
         assert torch.equal(one.after.exists, exists)
         for name in Slots.__dataclass_fields__:
             values, expected = getattr(one.after, name)[~exists], getattr(empty, name)[~exists]
             assert torch.equal(values.nan_to_num(-7), expected.nan_to_num(-7)), name
+
+
+def test_all_slots_are_those_that_the_host_has() -> None:
+    lean, exists = space("lean", SLOTS), torch.tensor([[True, False, True, True, False], [False, True] + [False] * 3])
+    slots = Slots.empty(2, SLOTS, exists=exists)
+    assert legal(slots, lean, quick()).slot[:, 1, SLOTS].tolist() == [True, False], "one slot is not several"
+    action = act(lean, {"op": "GERMINATE", "slot": "all", "blueprint": "attention"}, {"op": "WAIT"})
+    slots, events = apply(slots, action, lean, quick())
+    assert torch.equal(events.into(Stage.GERMINATED), exists & torch.tensor([[True], [False]]))
+    assert slots.blueprint[0].tolist() == [2, -1, 2, 2, -1]
 
 
 def test_seeds_are_where_they_would_be_without_the_missing_slots() -> None:

@@ -7,7 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.lifecycle import TRANSITIONS, ActionSpace, Op, Rules, SeedMeasurements, Slots, Stage, apply, legal, tick
+from esper.lifecycle import (
+    TRANSITIONS,
+    ActionSpace,
+    Op,
+    Rules,
+    SeedMeasurements,
+    Slots,
+    Stage,
+    acted_slots,
+    apply,
+    legal,
+    tick,
+)
 from tests.lifecycle.fixtures_slots import (
     Transition,
     act,
@@ -19,7 +31,7 @@ from tests.lifecycle.fixtures_slots import (
     space,
 )
 
-SPACES = st.sampled_from(["core", "full"])
+SPACES = st.sampled_from(["core", "full", "lean"])
 RULES = st.builds(
     rules,
     steps=st.integers(1, 40),
@@ -101,12 +113,11 @@ def test_fossils_are_permanent(actions: str, rule: Rules, rng_seed: int) -> None
 @few_examples
 @given(SPACES, RULES, RNG_SEEDS)
 def test_only_an_explicit_action_or_an_automatic_commit_fossilises(actions: str, rule: Rules, rng_seed: int) -> None:
-    ops = space(actions).ops
     for transition in transitions(actions, rule, rng_seed):
         if transition.call == "commit" and rule.commit == "auto":
             continue
         new = transition.events.into(Stage.FOSSILIZED).sum(1)
-        requested = transition.action[:, 0] == ops.index(Op.FOSSILIZE)
+        requested = space(actions).decode(transition.action).op == Op.FOSSILIZE
         assert torch.equal(new, requested.long() if transition.call == "apply" else torch.zeros_like(new))
 
 
@@ -137,15 +148,39 @@ def test_masks_agree_with_apply_for_every_op_and_slot(actions: str, rule: Rules,
     for transition in list(play(chosen, rule, envs=1, steps=25, seed=rng_seed))[1::6]:
         masks = legal(transition.after, chosen, rule)
         accepted = []
-        for op, slot in product(range(len(chosen.ops)), range(len(chosen.slots))):
+        for op, slot in product(range(len(chosen.ops)), range(len(chosen.slot_options))):
             action = torch.tensor([[op, slot, *[0] * (len(chosen.heads) - 2)]])
             if chosen.ops[op] is Op.WAIT or masks.slot[0, op, slot]:
                 assert masks.op[0, op]
                 accepted.append(action)
             else:
-                with pytest.raises(ValueError, match=f"{chosen.ops[op].name} in slot block{slot + 1} of environ"):
+                place = "all slots" if slot == len(chosen.slots) else f"slot block{slot + 1}"
+                with pytest.raises(ValueError, match=f"^{chosen.ops[op].name} in {place} of environment 0 is illegal"):
                     apply(transition.after, action, chosen, rule)
         apply(transition.after[torch.zeros(len(accepted), dtype=torch.long)], torch.cat(accepted), chosen, rule)
+
+
+@few_examples
+@given(RULES, RNG_SEEDS)
+def test_an_op_in_all_slots_is_that_op_in_each_slot_where_it_is_legal(rule: Rules, rng_seed: int) -> None:
+    lean, count = space("lean"), 0
+    for transition in transitions("lean", rule, rng_seed):
+        if transition.call != "apply":
+            continue
+        masks, decision = legal(transition.before, lean, rule), lean.decode(transition.action)
+        acted = acted_slots(transition.before, decision, lean, rule)
+        assert torch.equal(acted.any(1), decision.op != Op.WAIT)
+        for env in (decision.slot == 3).nonzero().flatten().tolist():
+            count += 1
+            assert torch.equal(acted[env], masks.slot[env, transition.action[env, 0], :3])
+            one = transition.before[env : env + 1]
+            for column in acted[env].nonzero().flatten().tolist():
+                single = transition.action[env : env + 1].clone()
+                single[:, 1] = column
+                one, _ = apply(one, single, lean, rule)
+            assert equal(one, transition.after[env : env + 1])
+    if rule.max_live is None:
+        assert count > 0
 
 
 @few_examples

@@ -63,6 +63,19 @@ def test_an_observation_has_the_last_action_and_the_blueprints() -> None:
     assert observation.base[0, column("progress")].item() == torch.tensor(0.1).item()
 
 
+def test_an_action_in_all_slots_is_flagged_in_each_slot_that_it_was_in() -> None:
+    env = environment("actions=lean", "lifecycle=quick", envs=1)
+    env.reset([1])
+    last = column("last", table.PER_SLOT)
+    env.step(act(env.space, {"op": "GERMINATE", "slot": "block2", "blueprint": "norm"}))
+    observation = env.step(act(env.space, {"op": "GERMINATE", "slot": "all", "blueprint": "norm"})).observation
+    assert observation.slots[0, :, last].flatten().tolist() == [1, 0, 1]
+    assert observation.base[0, column("last_op")].tolist() == [0, 1, 0, 0, 0, 0]
+    assert observation.blueprints.tolist() == [[1, 1, 1]]
+    observation = env.step(act(env.space, {"op": "WAIT", "slot": "all"})).observation
+    assert not observation.slots[0, :, last].any()
+
+
 def test_the_documentation_page_is_generated_from_the_table() -> None:
     page = Path(__file__).parent.parent.parent / "docs" / "observation.md"
     assert page.read_text() == observation_page()

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from esper.environment import StepRecord
-from esper.lifecycle import ActionSpace, Slots, Stage
+from esper.lifecycle import ActionSpace, Slots, Stage, acted_slots
 from esper.observation import HostMeasurements
-from tests.lifecycle.fixtures_slots import act, space
+from tests.lifecycle.fixtures_slots import act, quick, space
 
 FIRST_SLOT = torch.tensor([[True, False, False]])
 
@@ -49,10 +49,12 @@ def record(
     flags = torch.zeros(1, 3, len(Stage), dtype=torch.bool)
     for stage, where in (entered or {}).items():
         flags[..., stage] = where
+    decision = action_space.decode(act(action_space, action or {"op": "WAIT"}))
     return StepRecord(
         step=step,
         steps=steps,
-        decision=action_space.decode(act(action_space, action or {"op": "WAIT"})),
+        decision=decision,
+        acted=acted_slots(before, decision, action_space, quick()),
         before=before,
         during=before,
         after=after or before,

@@ -31,7 +31,7 @@ def preset(name: str, gamma: float = 1.0) -> Reward:
 
 
 @given(
-    st.sampled_from(["core", "full"]),
+    st.sampled_from(["core", "full", "lean"]),
     st.sampled_from([rules(dwell=1, cooldown=1, prune_age=0), quick()]),
     st.integers(0, 2**32),
     st.sampled_from([1.0, 0.99, 0.9]),
@@ -226,6 +226,19 @@ def test_the_prune_bonus_and_penalty_are_bounded() -> None:
         for value in (-1.0, 2.0, 1000.0, math.nan)
     ]
     assert values == pytest.approx([0.15, -0.4, -0.9, 0.0])
+
+
+def test_seeds_that_are_pruned_together_each_have_their_bonus_or_penalty() -> None:
+    prune = terms.PruneShaping(weight=1.0, harmful_bonus=0.15, useful_penalty=0.3, per_point=0.05, cap=0.9)
+    two = torch.tensor([[True, True, False]])
+    before = seed(Stage.HOLDING).where(two, stage=Stage.HOLDING, age=9, contribution=torch.tensor([[-1.0, 2.0, 0.0]]))
+    step = record(action={"op": "PRUNE", "slot": "all"}, before=before, action_space=space("lean"))
+    assert value_of(prune, step) == pytest.approx(0.15 - 0.4)
+    early = terms.EarlyPrune(weight=-0.1, min_age=5)
+    assert value_of(early, step) == 0, "the empty slot is not pruned"
+    young = before.where(FIRST_SLOT, age=4)
+    step = record(action={"op": "PRUNE", "slot": "all"}, before=young, action_space=space("lean"))
+    assert value_of(early, step) == pytest.approx(-0.1)
 
 
 def test_the_fossilize_bonus_depends_on_contribution_and_steps_in_holding() -> None:

@@ -1,0 +1,83 @@
+"""Headroom: how much the best plan of each task gains over the best plan for all tasks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from esper.config import task_specs
+from esper.evaluation.episode_store import EpisodeStore
+from esper.evaluation.headroom import HeadroomStudy, TaskHeadroom
+from esper.tasks import FixedPlan, TaskSpec, task_digest
+from esper.tasks.__main__ import main
+from tests.environment.test_task_environment import ZOO, build_zoo, zoo
+
+SPEC = TaskSpec("train00_narrow", "narrow", "train", {"channels": 4}, "data", {}, 1.0, 32, 300.0)
+NORM, BOTH = FixedPlan((("all", "norm"),), 0.1), FixedPlan((("front", "norm"), ("back", "depthwise")), 0.1)
+
+
+def headroom(none: float, fixed: float, best: float, plan: FixedPlan = BOTH) -> TaskHeadroom:
+    return TaskHeadroom(SPEC, none, fixed, best, plan, NORM, (none, none + 1), 2)
+
+
+def test_growth_cannot_help_where_the_best_plan_does_not_gain() -> None:
+    rows = [headroom(40.0, 39.0, best) for best in (40.2, 41.0)]
+    assert [row.can_profit for row in rows] == [False, True]
+    assert [round(row.headroom, 1) for row in rows] == [1.2, 2.0]
+
+
+def test_a_list_has_the_best_plan_and_the_best_fixed_plan_of_a_task() -> None:
+    known = headroom(40.0, 41.0, 42.0).to_known()
+    assert known.digest == task_digest(SPEC)
+    assert known.none == (40.0, 41.0)
+    assert {each.plan: each.score for each in known.plans} == {BOTH: 42.0, NORM: 41.0}
+    assert [each.plan for each in headroom(40.0, 41.0, 41.0, NORM).to_known().plans] == [NORM]
+
+
+def test_a_study_counts_fresh_episodes_only_and_continues_from_its_file(tmp_path: Path) -> None:
+    overrides = ("environment.envs=8", "tasks.counts.train=3", "environment.steps=3")
+    overrides += ("slots.blueprints=[norm,attention]", "tasks.settings.budget_batches=6")
+    overrides += ("tasks.families.no_space.settings.budget_batches=6",)
+    environment = build_zoo(*overrides)
+    specs = task_specs(zoo(*overrides))[:2]
+    path = tmp_path / "episodes.jsonl"
+    steps: list[int] = []
+
+    def study() -> list[TaskHeadroom]:
+        store = EpisodeStore(path)
+        return HeadroomStudy(environment, specs, store, lambda: steps.append(1)).run(refine=True, finalists=1, fresh=1)
+
+    results = study()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["host"] for line in lines} == {result.spec.name for result in results} == {s.name for s in specs}
+    for result in results:
+        own = [line for line in lines if line["host"] == result.spec.name]
+        seeds = list(dict.fromkeys(line["episode_seed"] for line in own))
+        assert len(seeds) == 3, "one for all plans, one for finalists, one that counts"
+        last = {line["arm"]: line["selection_score"] for line in own if line["episode_seed"] == seeds[-1]}
+        assert last == {"none": result.none, result.fixed_plan.name: result.fixed, result.plan.name: result.best}
+        assert len(result.none_scores) == 3
+    assert len({result.fixed_plan for result in results}) == 1
+    done = len(steps)
+    assert study() == results
+    assert len(steps) == done, "finished episodes do not run again"
+
+
+def test_the_command_lists_tasks_and_refuses_what_it_does_not_know(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = [override for override in ZOO if "experiment" not in override and "tasks.counts" not in override]
+    main(["cifar_zoo", "--split", "validation", "--count", "2", *overrides])
+    printed = capsys.readouterr().out
+    assert "validation00_" in printed
+    assert "mean of 2" in printed
+    for arguments, message in (
+        (["zoo"], "zoo: is not a task distribution; there are cifar_zoo, diagnosis, stories_zoo."),
+        (["diagnosis", "--headroom", "--count", "9"], "--count 9: must be between 1 and 4, the number of train tasks."),
+        (["diagnosis", "--headroom", "--plans", "every"], "--plans every: must be one of screened, refined."),
+        (["diagnosis", "--headroom", "--fresh", "0"], "--fresh 0: must be at least 1."),
+    ):
+        with pytest.raises(SystemExit) as error:
+            main(arguments)
+        assert str(error.value) == message
