@@ -54,6 +54,7 @@ VARIANTS = {  # changes of the recipe, which is the experiment
     "without a separate critic": ("ppo.critic=shared", "ppo.critic_warmup=0"),
     "without joint entropy, skip_forced": ("ppo.entropy_weighting=available", "ppo.skip_forced=false"),
     "plans without trials": ("ppo.cloning_trials=0",),
+    "trials together": ("ppo.cloning_together=true",),
     "cloning alone": ("rounds=1",),  # in the first round only the critic learns
 }
 

@@ -39,6 +39,7 @@ class PPOSettings:
         cloning_lr: learning rate of these passes
         cloning_trials: plans that they try in turn until one wins; 0 demonstrates the winning plans of each task as
             they are
+        cloning_together: try the blueprints of these plans at the same time, each in a slot of its own
         cloning_patience: steps of a trial before its seeds are pruned
         value_coef: weight of the loss of a shared critic
         value_loss: kind of the critic's loss: `clipped`, `huber` or `squared`
@@ -78,6 +79,7 @@ class PPOSettings:
     cloning_passes: int
     cloning_lr: float
     cloning_trials: int
+    cloning_together: bool
     cloning_patience: int
     value_coef: float
     value_loss: Literal["clipped", "huber", "squared"]

@@ -25,6 +25,7 @@ from esper.ppo.settings import PPOSettings
 from esper.tasks import PLAN_MOMENTS, FixedPlan, KnownTask
 
 CLONING_PURPOSE = "cloning"  # of the episode seeds
+TRIAL_PLACES = ("last", "first", "middle")  # of seeds that are tried together; a host with one slot tries the first
 ENOUGH = 0.8  # share of the best plan's gain that a plan needs so that no further one is tried
 
 TaskGains = Mapping[int, Mapping[FixedPlan, float]]  # by task number: points of plans over no growth
@@ -88,18 +89,20 @@ def choose_trials(gains: TaskGains, count: int) -> list[FixedPlan]:
     return chosen
 
 
-def choose_teachers(gains: TaskGains, trials: int) -> dict[int, list[Teacher]]:
+def choose_teachers(gains: TaskGains, trials: int, *, together: bool = False) -> dict[int, list[Teacher]]:
     """What the episodes of each task demonstrate, by task number.
 
     With `trials`, that many plans at most run in turn until one has almost the gain of the best of them; all are pruned
-    if none gains. Without, each plan that gains is demonstrated as it is, or the empty plan if there is none. Weights
+    if none gains. With `together`, their blueprints run at the same time, each in a slot of its own, and then the best
+    plan. Without trials, each plan that gains is demonstrated as it is, or the empty plan if there is none. Weights
     are gains relative to the mean best gain of a task; a task where nothing gains has weight 1.
     """
     tried = choose_trials(gains, trials)
+    run_trials = _try_together if together else _try_in_turn
     chosen: dict[int, list[tuple[tuple[FixedPlan, ...], float]]] = {}
     for number, plans in gains.items():
         if trials:
-            chosen[number] = [_run_trials(plans, tried)]
+            chosen[number] = [run_trials(plans, tried)]
         else:
             winners: list[tuple[tuple[FixedPlan, ...], float]]
             winners = [((plan,), gain) for plan, gain in plans.items() if plan.blueprints and gain > 0]
@@ -112,13 +115,21 @@ def choose_teachers(gains: TaskGains, trials: int) -> dict[int, list[Teacher]]:
     }
 
 
-def _run_trials(plans: Mapping[FixedPlan, float], tried: Sequence[FixedPlan]) -> tuple[tuple[FixedPlan, ...], float]:
+def _try_in_turn(plans: Mapping[FixedPlan, float], tried: Sequence[FixedPlan]) -> tuple[tuple[FixedPlan, ...], float]:
     """The trials up to the first that gains enough, and its gain; all and the empty plan if there is none."""
     gains = [_gain_of(plans, plan.blueprints) for plan in tried]
     for number, gain in enumerate(gains):
         if 0 < gain >= ENOUGH * max(gains):
             return tuple(tried[: number + 1]), gain
     return (*tried, FixedPlan()), 0.0
+
+
+def _try_together(plans: Mapping[FixedPlan, float], tried: Sequence[FixedPlan]) -> tuple[tuple[FixedPlan, ...], float]:
+    """All blueprints that are tried at the same time, then the best plan, or the empty one; and its gain."""
+    names = dict.fromkeys(blueprint for plan in tried for _, blueprint in plan.blueprints)
+    trial = FixedPlan(tuple(reversed(list(zip(TRIAL_PLACES, names, strict=False)))))
+    best = max([FixedPlan(), *tried], key=lambda plan: _gain_of(plans, plan.blueprints))
+    return (trial, best), _gain_of(plans, best.blueprints)
 
 
 def _gain_of(plans: Mapping[FixedPlan, float], shape: tuple[tuple[str, str], ...]) -> float:
@@ -142,7 +153,8 @@ def clone_plans(
 
     The costs have the names of those of a training run. A task without known plans is left out.
     """
-    started, teachers = time.perf_counter(), choose_teachers(gains, settings.cloning_trials)
+    started = time.perf_counter()
+    teachers = choose_teachers(gains, settings.cloning_trials, together=settings.cloning_together)
     indices = range(settings.cloning_rounds * environment.envs)
     seeds = [environment.episode_seed(CLONING_PURPOSE, run_seed, index) for index in indices]
     seeds = [episode_seed for episode_seed in seeds if environment.task_number(episode_seed) in teachers]

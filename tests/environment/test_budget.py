@@ -252,12 +252,13 @@ def check_cost_of_measurements(name: str) -> None:
     env = build_environment(composed)
     env._parts = replace(env._parts, runs=FakeRuns(len(env.space.slots)))
     controller = RandomController(env.space)
+    expensive = next(name for name in ("mlp", "conv_heavy", "conv_small") if name in env.space.blueprints)
     for episode_seeds in ([1, 2, 3, 4], [5, 6, 7, 8]):
         observation, memory = env.reset(episode_seeds), controller.begin(episode_seeds)
         for step in range(env.steps):
             action, memory = controller.act(observation, memory)
             if step < len(env.space.slots) and episode_seeds[0] == 1:  # the most expensive network, from the start
-                heads = {**GERMINATE, "slot": env.space.slots[step], "blueprint": "mlp" if is_text else "conv_heavy"}
+                heads = {**GERMINATE, "slot": env.space.slots[step], "blueprint": expensive}
                 own = {head: option for head, option in heads.items() if head in env.space.head_names}
                 grown = act(env.space, *[own] * 4)
                 action = torch.where(env.view.slots.exists[:, [step]], grown, torch.zeros_like(grown))

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from esper.ppo import PPO, Rollout
 from esper.ppo.baseline import AdvantageScale, leave_one_out, pooled_variance
@@ -15,6 +17,17 @@ from tests.ppo.fixtures_environments import ForcedEnv, MatchingEnv, TaskEnv, fit
 TASKS = torch.tensor([3, 3, 3, 900, 900, 5])
 STEPS = 4
 LEARNED = torch.ones(len(TASKS), STEPS, dtype=torch.bool)
+
+
+class ScoreRecorder(Callback):
+    """Records the mean score of each round."""
+
+    def __init__(self) -> None:
+        self.scores: list[float] = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PPO)
+        self.scores.append(pl_module.latest_metrics["episode/score"])
 
 
 def random_residuals(rng_seed: int = 0) -> torch.Tensor:
@@ -150,6 +163,7 @@ def test_a_run_learns_with_tasks_whose_levels_differ_by_far_more_than_its_reward
     env = TaskEnv(envs=16, steps=4)
     env.episode_seed = lambda purpose, run_seed, index: index % 16  # type: ignore[method-assign]
     module = make_module(env, lr=1e-2, entropy=0.01, entropy_final=None, baseline="leave_one_out", gamma=1.0)
-    fit(module, env, rounds=40)
-    assert module.latest_metrics["episode/score"] > 2, "of 4; chance has less than 0.5"
+    scores = ScoreRecorder()
+    fit(module, env, rounds=40, callbacks=[scores])
+    assert fmean(scores.scores[-10:]) > 1.5, "of 4; chance has less than 0.5"
     assert module.latest_metrics["policy/advantage_scale"] < 5

@@ -55,6 +55,18 @@ def test_trials_end_at_the_first_plan_that_gains_almost_as_much_as_the_best() ->
     assert weights == pytest.approx([4.0 / mean, 6.0 / mean, 1.0, 1.1 / mean])
 
 
+def test_trials_together_have_each_blueprint_in_a_slot_and_then_the_best_plan() -> None:
+    teachers = choose_teachers(GAINS, 3, together=True)
+    attention, norm = everywhere("attention"), everywhere("norm")
+    trials = {each[0].plans[0] for each in teachers.values()}
+    assert [each[0].plans[1] for each in teachers.values()] == [norm, attention, FixedPlan(), attention]
+    assert len(trials) == 1, "the same in every task: what is best is not known before it"
+    assert trials.pop().by_slot(["block1", "block2", "block3"]) == {"block3": "attention", "block1": "norm"}
+    assert teachers[0][0].plans[0].by_slot(["block1"]) == {"block1": "attention"}, "the one that gains most"
+    mean = (4.0 + 6.0 + 1.1) / 3
+    assert [each[0].weight for each in teachers.values()] == pytest.approx([4.0 / mean, 6.0 / mean, 1.0, 1.1 / mean])
+
+
 def test_without_trials_every_winning_plan_is_demonstrated_and_waiting_where_none_wins() -> None:
     teachers = choose_teachers(GAINS, 0)
     assert [each.plans for each in teachers[1]] == [(everywhere("norm"),), (everywhere("attention"),)]
