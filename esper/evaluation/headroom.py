@@ -12,6 +12,7 @@ from esper.environment import Environment
 from esper.evaluation.episode_store import EpisodeStore
 from esper.evaluation.runner import PLAN_PREFIX, EpisodeJob, digest
 from esper.tasks import (
+    LEAST_GAIN,
     FixedPlan,
     KnownTask,
     PlanScore,
@@ -22,7 +23,6 @@ from esper.tasks import (
 )
 
 HEADROOM_STREAM = "headroom"  # episode seeds; no evaluation and no training run has them
-GAIN = 0.3  # points; growth cannot help on a task whose best plan gains less
 SEARCH_EPISODES = 2  # one for all plans, one more for finalists; those after them are fresh
 NONE = FixedPlan()
 
@@ -46,8 +46,8 @@ class TaskHeadroom:
 
     @property
     def can_profit(self) -> bool:
-        """Whether the best plan gains at least GAIN points over no growth."""
-        return self.best - self.none >= GAIN
+        """Whether the best plan gains at least LEAST_GAIN points over no growth."""
+        return self.best - self.none >= LEAST_GAIN
 
     def to_known(self) -> KnownTask:
         """For a shipped list of tasks."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -21,7 +22,7 @@ from esper.evaluation.plans import first_blueprint
 from esper.evaluation.runner import digest
 from esper.evaluation.searches import SEARCH_TASK
 from esper.evaluation.task_table import describe_task
-from esper.tasks import TaskList
+from esper.tasks import KnownTask, TaskList, TaskSpec, task_digest
 
 CACHE = Path("outputs/headroom")
 PLAN_KINDS = ("screened", "refined")
@@ -30,8 +31,8 @@ LISTED_SETTINGS = (
 )  # fmt: skip
 
 
-def report_tasks(name: str, split: str, count: int | None, overrides: Sequence[str]) -> None:
-    """Print the tasks of a split, one row each."""
+def report_tasks(name: str, split: str, count: int | None, overrides: Sequence[str], *, write: bool = False) -> None:
+    """Print the tasks of a split, one row each; `write` adds those to the shipped list that it does not know."""
     config = compose_tasks(name, split, count, overrides)
     environment = build_environment(config, envs=config.tasks.repeats)
     blueprint = first_blueprint(config.blueprint, environment.space)
@@ -49,6 +50,8 @@ def report_tasks(name: str, split: str, count: int | None, overrides: Sequence[s
     table.add_row(f"mean of {len(rows)}", *[""] * 7, f"{fmean(seconds):.1f}")
     environment.close()
     make_console().print(table)
+    if write:
+        _write_list(config, split, [_unmeasured(spec) for spec in task_specs(config)])
 
 
 def report_headroom(
@@ -66,7 +69,7 @@ def report_headroom(
     if count is not None and not 1 <= count <= len(specs):
         raise ValueError(f"--count {count}: must be between 1 and {len(specs)}, the number of {split} tasks.")
     environment = build_environment(config)
-    settings = task_settings(config, [group for group in SEARCH_TASK if group != "tasks"])
+    settings = _settings(config)
     path = CACHE / f"{name}_{split}_{digest({**settings, 'tasks': len(specs), 'version': version('esper')})}.jsonl"
     try:
         with Progress(console=make_console(), transient=True) as progress:
@@ -78,11 +81,27 @@ def report_headroom(
     print_headroom(results, f"{name}, {split}: best fixed plan is {results[0].fixed_plan.name}", make_console())
     make_console().print(f"episodes: {path}", soft_wrap=True)
     if write:
-        known = TaskList.load(name)
-        others = [task for task in known.tasks if task.split != split]
-        tasks = [*others, *(result.to_known() for result in results)]
-        listed = TaskList(name, tasks, {key: settings[key] for key in LISTED_SETTINGS})
-        make_console().print(f"list: {listed.write()}", soft_wrap=True)
+        _write_list(config, split, [result.to_known() for result in results])
+
+
+def _settings(config: DictConfig) -> dict[str, Any]:
+    """What the scores of tasks depend on besides the tasks."""
+    return task_settings(config, [group for group in SEARCH_TASK if group != "tasks"])
+
+
+def _unmeasured(spec: TaskSpec) -> KnownTask:
+    return KnownTask(spec.name, spec.family, spec.split, task_digest(spec), (), ())
+
+
+def _write_list(config: DictConfig, split: str, tasks: Sequence[KnownTask]) -> None:
+    """Put the tasks of a split into the shipped list; scores of tasks that have not changed stay if these have none."""
+    known = TaskList.load(config.tasks.name)
+    measured = {task.digest: task for task in known.tasks if task.none}
+    own = [task if task.none else measured.get(task.digest, task) for task in tasks]
+    others = [task for task in known.tasks if task.split != split]
+    settings = _settings(config)
+    listed = TaskList(config.tasks.name, [*others, *own], {key: settings[key] for key in LISTED_SETTINGS})
+    make_console().print(f"list: {listed.write()}", soft_wrap=True)
 
 
 def print_headroom(results: Sequence[TaskHeadroom], title: str, console: Console) -> None:

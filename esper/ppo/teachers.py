@@ -22,13 +22,14 @@ from esper.ppo.cloning import clone_actions, fold_observations, run_controller
 from esper.ppo.collector import VectorEnv
 from esper.ppo.module import UPDATE_PASSES
 from esper.ppo.settings import PPOSettings
-from esper.tasks import PLAN_MOMENTS, FixedPlan, KnownTask
+from esper.tasks import LEAST_GAIN, PLAN_MOMENTS, FixedPlan, KnownTask
 
 CLONING_PURPOSE = "cloning"  # of the episode seeds
 TRIAL_PLACES = ("last", "first", "middle")  # of seeds that are tried together; a host with one slot tries the first
 ENOUGH = 0.8  # share of the best plan's gain that a plan needs so that no further one is tried
 
 TaskGains = Mapping[int, Mapping[FixedPlan, float]]  # by task number: points of plans over no growth
+Demonstration = tuple[tuple[FixedPlan, ...], float]  # plans that run in turn, and what the last one gains
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def listed_gains(known: Mapping[int, KnownTask], blueprints: Sequence[str]) -> T
     """The gains of listed plans that need these blueprints only; `known` is by task number."""
     gains = {}
     for number, task in known.items():
+        if not task.none:
+            continue  # listed, but not measured
         none = sum(task.none) / len(task.none)
         gains[number] = {
             each.plan: each.score - none
@@ -94,42 +97,49 @@ def choose_teachers(gains: TaskGains, trials: int, *, together: bool = False) ->
 
     With `trials`, that many plans at most run in turn until one has almost the gain of the best of them; all are pruned
     if none gains. With `together`, their blueprints run at the same time, each in a slot of its own, and then the best
-    plan. Without trials, each plan that gains is demonstrated as it is, or the empty plan if there is none. Weights
-    are gains relative to the mean best gain of a task; a task where nothing gains has weight 1.
+    plan. Without trials, the best plans are demonstrated as they are, or the empty plan if none gains. The weight
+    of a task is what it gains relative to the mean of tasks that gain, at least 1.
     """
     tried = choose_trials(gains, trials)
     run_trials = _try_together if together else _try_in_turn
-    chosen: dict[int, list[tuple[tuple[FixedPlan, ...], float]]] = {}
+    chosen: dict[int, list[Demonstration]] = {}
     for number, plans in gains.items():
         if trials:
             chosen[number] = [run_trials(plans, tried)]
         else:
-            winners: list[tuple[tuple[FixedPlan, ...], float]]
-            winners = [((plan,), gain) for plan, gain in plans.items() if plan.blueprints and gain > 0]
-            chosen[number] = winners or [((FixedPlan(),), 0.0)]
+            chosen[number] = _winners(plans)
     best = [max(gain for _, gain in each) for each in chosen.values()]
     mean = sum(best) / max(1, sum(gain > 0 for gain in best))
     return {
-        number: [Teacher(plans, gain / mean if gain > 0 else 1.0) for plans, gain in each]
+        number: [Teacher(plans, max(gain / mean, 1.0) if gain else 1.0) for plans, gain in each]
         for number, each in chosen.items()
     }
 
 
-def _try_in_turn(plans: Mapping[FixedPlan, float], tried: Sequence[FixedPlan]) -> tuple[tuple[FixedPlan, ...], float]:
+def _winners(plans: Mapping[FixedPlan, float]) -> list[Demonstration]:
+    """Each plan that gains almost as much as the best one, and its gain; the empty plan if none gains."""
+    enough = ENOUGH * max(plans.values(), default=0.0)
+    best = [(plan, gain) for plan, gain in plans.items() if plan.blueprints and gain >= max(enough, LEAST_GAIN)]
+    winners: list[Demonstration] = [((plan,), gain) for plan, gain in best]
+    return winners or [((FixedPlan(),), 0.0)]
+
+
+def _try_in_turn(plans: Mapping[FixedPlan, float], tried: Sequence[FixedPlan]) -> Demonstration:
     """The trials up to the first that gains enough, and its gain; all and the empty plan if there is none."""
     gains = [_gain_of(plans, plan.blueprints) for plan in tried]
     for number, gain in enumerate(gains):
-        if 0 < gain >= ENOUGH * max(gains):
+        if gain >= max(ENOUGH * max(gains), LEAST_GAIN):
             return tuple(tried[: number + 1]), gain
     return (*tried, FixedPlan()), 0.0
 
 
-def _try_together(plans: Mapping[FixedPlan, float], tried: Sequence[FixedPlan]) -> tuple[tuple[FixedPlan, ...], float]:
+def _try_together(plans: Mapping[FixedPlan, float], tried: Sequence[FixedPlan]) -> Demonstration:
     """All blueprints that are tried at the same time, then the best plan, or the empty one; and its gain."""
     names = dict.fromkeys(blueprint for plan in tried for _, blueprint in plan.blueprints)
     trial = FixedPlan(tuple(reversed(list(zip(TRIAL_PLACES, names, strict=False)))))
-    best = max([FixedPlan(), *tried], key=lambda plan: _gain_of(plans, plan.blueprints))
-    return (trial, best), _gain_of(plans, best.blueprints)
+    best = max(tried, key=lambda plan: _gain_of(plans, plan.blueprints), default=FixedPlan())
+    gain = _gain_of(plans, best.blueprints)
+    return ((trial, best), gain) if gain >= LEAST_GAIN else ((trial, FixedPlan()), 0.0)
 
 
 def _gain_of(plans: Mapping[FixedPlan, float], shape: tuple[tuple[str, str], ...]) -> float:

@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--finalists", type=int, default=2, help="best plans of each task that run once more")
     parser.add_argument("--fresh", type=int, default=2, help="episodes of the chosen plans, which alone count")
-    parser.add_argument("--write", action="store_true", help="write the results into the shipped list of tasks")
+    parser.add_argument(
+        "--write", action="store_true", help="write the tasks, and their results, into the shipped list"
+    )
     parser.add_argument("overrides", nargs="*", help="such as data=synthetic_images or environment.envs=16")
     options = parser.parse_intermixed_args(arguments)
     from esper.data import DataError
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 plans=options.plans, finalists=options.finalists, fresh=options.fresh, write=options.write,
             )  # fmt: skip
         else:
-            report_tasks(options.name, options.split, options.count, options.overrides)
+            report_tasks(options.name, options.split, options.count, options.overrides, write=options.write)
     except (ValueError, DataError) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:

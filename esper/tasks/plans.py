@@ -8,6 +8,7 @@ from esper.lifecycle import Blend
 
 PLACES = ("all", "first", "middle", "last", "front", "back")  # front and back: the two halves of a host
 PLAN_MOMENTS = (0.0, 0.1, 0.25, 0.5)  # shares of the budget
+LEAST_GAIN = 0.3  # points over no growth; growth cannot help on a task whose best plan gains less
 SCREENING_MOMENT = 0.1  # late enough for a host that trains, early enough for one that does not
 
 
