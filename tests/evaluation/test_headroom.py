@@ -1,14 +1,16 @@
 """Headroom: how much the best plan of each task gains over the best plan for all tasks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from esper.config import task_specs
+from esper.evaluation import task_report
 from esper.evaluation.episode_store import EpisodeStore
 from esper.evaluation.headroom import HeadroomStudy, TaskHeadroom
-from esper.tasks import FixedPlan, TaskSpec, task_digest
+from esper.tasks import FixedPlan, TaskList, TaskSpec, task_digest
 from esper.tasks.__main__ import main
 from tests.environment.test_task_environment import ZOO, build_zoo, zoo
 
@@ -61,6 +63,29 @@ def test_a_study_counts_fresh_episodes_only_and_continues_from_its_file(tmp_path
     done = len(steps)
     assert study() == results
     assert len(steps) == done, "finished episodes do not run again"
+
+
+def test_the_command_writes_tasks_that_were_not_measured_and_keeps_scores_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TaskListHere(TaskList):
+        def write(self, directory: Path = tmp_path) -> Path:
+            return super().write(directory)
+
+        @classmethod
+        def load(cls, name: str, directory: Path = tmp_path) -> TaskList:
+            return super().load(name, directory)
+
+    monkeypatch.setattr(task_report, "TaskList", TaskListHere)
+    overrides = [override for override in ZOO if "experiment" not in override and "tasks.counts" not in override]
+    main(["cifar_zoo", "--split", "test", "--count", "2", "--write", *overrides])
+    first = TaskListHere.load("cifar_zoo").tasks
+    assert [task.name[:6] for task in first] == ["test00", "test01"]
+    assert [task.scores for task in first] == [None, None]
+    measured = replace(first[1], none=(40.0, 41.0))
+    TaskListHere("cifar_zoo", [replace(measured, split="train"), measured], {}).write()
+    main(["cifar_zoo", "--split", "test", "--count", "2", "--write", *overrides])
+    assert TaskListHere.load("cifar_zoo").tasks == (replace(measured, split="train"), first[0], measured)
 
 
 def test_the_command_lists_tasks_and_refuses_what_it_does_not_know(
