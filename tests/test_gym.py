@@ -19,7 +19,7 @@ from tests.ppo.fixtures_environments import make_module, run_round
 SMALL_TASKS = (
     "data=synthetic_images", "data.resolution=8", "data.train=200", "data.validation=40", "data.test=40",
     "environment.steps=4", "environment.validation_batch=40", "environment.validation_samples=20",
-    "environment.budget_batches=20",
+    "environment.budget=null", "environment.budget_batches=20",
 )  # fmt: skip
 SMALL_ZOO = (
     *SMALL_TASKS, "tasks.counts={train: 9, validation: 0, test: 2, heldout: 3}", "tasks.settings.batch=16",

@@ -20,6 +20,7 @@ from esper.environment import Environment, EpisodeStart
 from esper.evaluation.plans import Plan, fill, first_blueprint
 from esper.evaluation.runner import EpisodeJob, digest
 from esper.records import EpisodeRecord
+from esper.tasks import FixedPlan
 
 FILL_BLUEPRINTS = ("conv_light", "mlp_small")  # of all_seeds, and of placebo without a budget: the first that fits
 
@@ -42,6 +43,7 @@ class ArmContext:
         blueprint: of arms that fill all slots, in order of preference
         net2net_host: variant of the host that net2net widens it to
         plans: that searches have chosen, by arm
+        fixed_plan: that is best on average over the training tasks, if it is known
     """
 
     environment: Environment
@@ -57,6 +59,7 @@ class ArmContext:
     blueprint: Sequence[str] = ()
     net2net_host: str = ""
     plans: dict[str, Plan] = field(default_factory=dict)
+    fixed_plan: FixedPlan | None = None
 
     @property
     def is_budgeted(self) -> bool:
@@ -160,6 +163,19 @@ def full_jobs(context: ArmContext) -> list[EpisodeJob]:
 def grow_once_jobs(arm: str, moment: float) -> CreateJobs:
     """All slots filled at a share of the budget."""
     return lambda context: context.plan_jobs(arm, context.filled_plan(at=moment))
+
+
+def best_fixed_jobs(context: ArmContext) -> list[EpisodeJob]:
+    """The plan that is best on average over the training tasks."""
+    assert context.fixed_plan is not None
+    plan, variant = context.fixed_plan, digest(context.fixed_plan.to_dict())
+    jobs = []
+    for episode_seed in context.episode_seeds:
+        fossils = plan.start(context.environment.host_pool.slot_names(episode_seed)).fossils
+        start = replace(context.blind_start, fossils=fossils, at=plan.at)
+        inputs = digest([variant, start.to_dict()])
+        jobs.append(EpisodeJob("best_fixed", None, (episode_seed,), context.no_growth(), start, inputs, variant))
+    return jobs
 
 
 def net2net_jobs(arm: str, moment: float) -> CreateJobs:

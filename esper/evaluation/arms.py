@@ -8,6 +8,7 @@ from esper.evaluation.arm_jobs import (
     ArmContext,
     CreateJobs,
     all_seeds_jobs,
+    best_fixed_jobs,
     best_open_loop_jobs,
     chosen_jobs,
     full_jobs,
@@ -101,6 +102,10 @@ ARMS = {
         "every slot filled with the default blueprint at one moment; a number after @ is that moment, a share of the "
         "budget; without it, the best of five by a search",
         chosen_jobs("grow_once"), clock="budget", has_search=True, number=MOMENT, numbered=grow_once_jobs,
+    ),
+    "best_fixed": Arm(
+        "the plan that is best on average over the training tasks of a distribution, from its shipped list",
+        best_fixed_jobs, clock="budget",
     ),
     "net2net": Arm(
         "the host, widened at one moment without changing its function; the moment as in grow_once",

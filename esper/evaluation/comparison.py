@@ -24,7 +24,7 @@ from esper.evaluation.provenance import Provenance, current_versions
 from esper.evaluation.runner import EpisodeJob, run_jobs
 from esper.evaluation.schedule_search import ScheduleSearch, search_schedules, selection_score
 from esper.evaluation.searches import Searches, SearchSettings, search_file
-from esper.evaluation.selection import check_arms, load_recorded_actions, reference_arm, selected_arms
+from esper.evaluation.selection import check_arms, fixed_plan, load_recorded_actions, reference_arm, selected_arms
 from esper.growth import export
 from esper.records import EpisodeRecord
 
@@ -66,6 +66,7 @@ class Comparison:
             recorded_actions=load_recorded_actions(config) if config.replay.records and "replay" in self.arms else None,
             blueprint=list(config.blueprint),
             net2net_host=config.net2net_host,
+            fixed_plan=fixed_plan(config),
         )
         host = chosen_options().get("host", config.host.get("_target_", "").rpartition(".")[2])
         recorded_config = to_plain_config(config)

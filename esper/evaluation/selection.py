@@ -13,6 +13,7 @@ from esper.evaluation.agents import agent_name, load_agent
 from esper.evaluation.arms import ARMS, MOMENT, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
 from esper.hosts import CNNHost, parse_variant
 from esper.records import EpisodeRecord, read_lines
+from esper.tasks import FixedPlan, TaskList
 
 
 def has_budget(config: DictConfig) -> bool:
@@ -30,6 +31,7 @@ def selected_arms(config: DictConfig) -> list[str]:
         with_policies = has_checkpoint and requested == "all"
         arms = [name for name, arm in existing.items() if with_policies or arm.needs != "ckpt"]
         arms = [name for name in arms if not name.endswith("_lr") or config.search.lr_scales]
+        arms = [name for name in arms if name != "best_fixed" or fixed_plan(config) is not None]
         arms = [name for name in arms if name != "net2net" or config.net2net_host in widths(config)]
     else:
         arms = list(dict.fromkeys([requested] if isinstance(requested, str) else map(str, requested)))
@@ -77,10 +79,21 @@ def check_arm(name: str, config: DictConfig) -> None:
     if base == "net2net" and config.net2net_host not in widths(config):
         allowed = ", ".join(widths(config)) or "none, as only CNNHost can be widened"
         raise ValueError(f"net2net_host={config.net2net_host}: must be a wider variant of the host; it has {allowed}.")
+    if base == "best_fixed" and fixed_plan(config) is None:
+        raise ValueError(
+            f"controllers: {name} needs known plans of training tasks, but tasks={config.tasks.get('name', 'single')} "
+            "has none; python -m esper.tasks NAME --headroom --write measures those of a distribution."
+        )
     if arm.has_search and is_budgeted:
         check_search(config)
         if base.endswith("_lr") and not config.search.lr_scales:
             raise ValueError(f"search.lr_scales=null: must be a list of factors for the arm {name}.")
+
+
+def fixed_plan(config: DictConfig) -> FixedPlan | None:
+    """The best plan for all training tasks of the distribution, if it is known."""
+    name = config.tasks.get("name")
+    return None if name is None else TaskList.load(name).fixed_plan
 
 
 def widths(config: DictConfig) -> list[str]:

@@ -73,6 +73,14 @@ class TaskList:
         self.name, self.tasks, self.settings = name, tuple(tasks), settings
         self._by_digest = {task.digest: task for task in tasks}
 
+    @property
+    def fixed_plan(self) -> FixedPlan | None:
+        """The plan that is best on average over the measured training tasks; None if none was measured."""
+        trained = [task for task in self.tasks if task.split == "train"]
+        measured = [{each.plan: each.score for each in task.plans} for task in trained if task.plans]
+        common = [plan for plan in next(iter(measured), ()) if all(plan in own for own in measured)]
+        return max(common, key=lambda plan: fmean(own[plan] for own in measured), default=None)
+
     def find(self, spec: TaskSpec) -> KnownTask | None:
         """What is known of a task; None if it is not in the list, or was measured with other settings."""
         return self._by_digest.get(task_digest(spec))

@@ -5,14 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from esper.config import task_specs
+from esper.config import compose_config, task_specs
 from esper.evaluation import task_report
 from esper.evaluation.episode_store import EpisodeStore
 from esper.evaluation.headroom import HeadroomStudy, TaskHeadroom
-from esper.tasks import FixedPlan, TaskList, TaskSpec, task_digest
+from esper.evaluation.run import evaluate
+from esper.evaluation.selection import check_arms, selected_arms
+from esper.tasks import FixedPlan, KnownTask, PlanScore, TaskList, TaskSpec, task_digest
 from esper.tasks.__main__ import main
 from tests.environment.test_task_environment import ZOO, build_zoo, zoo
+from tests.evaluation.fixtures_episodes import load_episodes
+from tests.test_gym import SMALL_ZOO
 
 SPEC = TaskSpec("train00_narrow", "narrow", "train", {"channels": 4}, "data", {}, 1.0, 32, 300.0)
 NORM, BOTH = FixedPlan((("all", "norm"),), 0.1), FixedPlan((("front", "norm"), ("back", "depthwise")), 0.1)
@@ -106,3 +111,34 @@ def test_the_command_lists_tasks_and_refuses_what_it_does_not_know(
         with pytest.raises(SystemExit) as error:
             main(arguments)
         assert str(error.value) == message
+
+
+def test_the_arm_best_fixed_is_the_plan_that_is_best_on_average_over_the_training_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = ({NORM: 41.0, BOTH: 45.0}, {BOTH: 30.0, NORM: 36.0, FixedPlan(): 50.0})
+    known = [
+        KnownTask(
+            f"train0{number}", "a", "train", str(number), (40.0,), tuple(PlanScore(*pair, 2) for pair in own.items())
+        )
+        for number, own in enumerate(scores)
+    ]
+    tasks = TaskList("cifar_zoo", known, {})
+    assert tasks.fixed_plan == NORM, "38.5 on average, and the other one 37.5"
+    small = [override for override in SMALL_ZOO if "validation=0" not in override]
+    overrides = [*small, "+experiment=zoo_ppo", "tasks=cifar_zoo", "controllers=[none,best_fixed]", "episodes=2"]
+    overrides += ["environment.envs=4", "environment.workers=0", "environment.threads=1"]
+    monkeypatch.setattr(TaskList, "load", lambda name: TaskList(name, (), {}))
+    with pytest.raises(
+        ValueError, match="best_fixed needs known plans of training tasks, but tasks=cifar_zoo has none"
+    ):
+        check_arms(compose_config("evaluate", overrides))
+    assert "best_fixed" not in selected_arms(compose_config("evaluate", [*overrides, "controllers=rules"]))
+    monkeypatch.setattr(TaskList, "load", lambda name: tasks)
+    evaluate(compose_config("evaluate", overrides), tmp_path, Console(quiet=True))
+    grown = [episode for episode in load_episodes(tmp_path / "episodes.jsonl") if episode.arm == "best_fixed"]
+    assert len(grown) == 2
+    for episode in grown:
+        assert {name for name, _ in episode.fossils.values()} == {"norm"}
+        assert set(episode.fossils) == set(episode.slots)
+        assert episode.flops_by_part["probes"] == 0
