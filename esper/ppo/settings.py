@@ -37,7 +37,7 @@ class PPOSettings:
         cloning_rounds: for `start=plans`, rounds of episodes that are cloned before the first round of PPO
         cloning_passes: passes over these episodes
         cloning_lr: learning rate of these passes
-        cloning_trials: plans that they try in turn until one wins; 0 demonstrates the winning plans of each task as
+        cloning_trials: plans that they try in turn until one wins; 0 demonstrates the best plans of each task as
             they are
         cloning_together: try the blueprints of these plans at the same time, each in a slot of its own
         cloning_patience: steps of a trial before its seeds are pruned
