@@ -47,6 +47,11 @@ class Blueprint:
         if not self.reach >= 0:
             raise ValueError(f"{self.topology} blueprint {self.name}: reach={self.reach} must be at least 0.")
 
+    @property
+    def traits(self) -> tuple[str, ...]:
+        """Its kinds and its reach, as text."""
+        return (*self.kinds, f"reach {self.reach:g}")
+
     def build(self, channels: int, **arguments: object) -> nn.Module:
         """A new module for `channels` channels: it keeps the shape, is the identity, and has a non-zero gradient."""
         names = [name for name in inspect.signature(self.factory).parameters if name != "channels"]

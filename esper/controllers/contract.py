@@ -1,12 +1,13 @@
 """The contract of a trained policy, by name: its weights fit any layout that has the same kind of features.
 
-Checkpoints have the names of features, ops, heads, options and blueprints. Where a policy is loaded, weights are
-mapped by these names: a feature that is new gets zero weights, one that is gone is dropped, a blueprint that was never
-seen is unknown, and an op, option or head that was never trained is not chosen.
+Checkpoints have the names of features, ops, heads, options and blueprints, and what each blueprint does. Where a policy
+is loaded, weights are mapped by these names: a feature that is new gets zero weights, one that is gone is dropped, a
+blueprint that was never seen or does something else is unknown, and an op, option or head that was never trained is not
+chosen.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -79,13 +80,26 @@ def map_weights(saved: Layout, weights: Mapping[str, Tensor], policy: Policy) ->
 
     With equal layouts the weights are returned as they are.
     """
-    before, now = named_axes(saved), named_axes(policy.layout)
+    before, now = named_axes(_without_changed(saved, policy.layout)), named_axes(policy.layout)
     expected = policy.state_dict()
     return {
         name: _map_axis(weight, before[name], now[name]) if name in now and name in before else weight
         for name, weight in weights.items()
         if name in expected
     }
+
+
+def changed_blueprints(saved: Layout, current: Layout) -> list[str]:
+    """Blueprints of the same name that do something else now, as far as the checkpoint says what they did."""
+    both = [name for name in saved.blueprints if name in saved.traits and name in current.traits]
+    return [name for name in both if saved.traits[name] != current.traits[name]]
+
+
+def _without_changed(saved: Layout, current: Layout) -> Layout:
+    """A blueprint that has changed is another one: what was learned of its name is of no use."""
+    changed = changed_blueprints(saved, current)
+    names = (f"{name}, as it was" if name in changed else name for name in saved.blueprints)
+    return replace(saved, blueprints=tuple(names))
 
 
 def known_options(saved: Layout, current: Layout) -> dict[str, Tensor]:
@@ -120,6 +134,8 @@ def contract_differences(saved: Layout, current: Layout) -> list[str]:
         for label, names in (("new", set(now) - set(before)), ("gone", set(before) - set(now))):
             if names:
                 lines.append(f"{label} {kind}: {', '.join(sorted(names))}")
+    if changed := changed_blueprints(saved, current):
+        lines.append(f"changed blueprint: {', '.join(changed)}")
     return lines
 
 

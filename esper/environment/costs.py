@@ -75,6 +75,10 @@ class HostCosts:
             self._seed_parameters[key] = count_parameters(seed)
         return self._seed_parameters[key]
 
+    def traits(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """What each blueprint does, and its reach."""
+        return {name: blueprint(self._host.topology, name).traits for name in names}
+
     def describe(self, slots: Sequence[str], names: Sequence[str]) -> Descriptors:
         """The descriptors of an episode with this host.
 

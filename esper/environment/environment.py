@@ -136,7 +136,6 @@ class Environment:
         names = list(dict.fromkeys(task.data.name for task in tasks.values()))
         self.name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other variants and data sets"
         self._features, self._rent = FEATURE_SETS[features], rent
-        self.layout = make_layout(space, self._features)
         self._clock = make_clock(
             batches=batches,
             budget=budget,
@@ -159,6 +158,7 @@ class Environment:
             seed_init,
         )
         self.host_pool = HostPool(tasks, space.slots, repeats=repeats, split=split)
+        self.layout = make_layout(space, self._features, self.host_pool.traits(space.blueprints))
         if isinstance(self._clock, BudgetClock):
             for name, costs in self.host_pool.items():
                 bare = float(costs.train({}, {}) * tasks[name].batch)

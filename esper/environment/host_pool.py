@@ -122,6 +122,10 @@ class HostPool:
         """The names of the wider and deeper variants of a host."""
         return tuple(self._tasks[host].variants)
 
+    def traits(self, blueprints: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """What each blueprint does in these hosts, and its reach."""
+        return next(iter(self._costs.values())).traits(blueprints)
+
     def describe(self, episode_seeds: Sequence[int], space: ActionSpace) -> Descriptors:
         """The descriptors of the slots and blueprints of some episodes."""
         hosts = [self.host_name(episode_seed) for episode_seed in episode_seeds]

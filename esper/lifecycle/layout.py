@@ -28,6 +28,7 @@ class Layout:
     base_groups: dict[str, str] = field(default_factory=dict)  # by column: the optional group that it belongs to
     slot_groups: dict[str, str] = field(default_factory=dict)
     features: str = "absolute"  # name of the feature set
+    traits: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of blueprints: what each does, and its reach
 
     @classmethod
     def from_space(
@@ -38,6 +39,7 @@ class Layout:
         slot: Mapping[str, str | None],
         candidate: Sequence[str],
         features: str = "absolute",
+        traits: Mapping[str, tuple[str, ...]] | None = None,
     ) -> "Layout":
         """The layout of an action space; `base` and `slot` have the optional group of each column, or None."""
         return cls(
@@ -56,6 +58,7 @@ class Layout:
             base_groups={column: group for column, group in base.items() if group is not None},
             slot_groups={column: group for column, group in slot.items() if group is not None},
             features=features,
+            traits=dict(traits or {}),
         )
 
     @property

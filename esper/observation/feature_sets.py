@@ -1,5 +1,7 @@
 """The feature sets by name, and the page that lists them."""
 
+from collections.abc import Mapping
+
 from esper.lifecycle import ActionSpace, Layout
 from esper.observation.descriptors import CANDIDATE_COLUMNS
 from esper.observation.features import ABSOLUTE, FeatureSet
@@ -12,14 +14,17 @@ MEANINGS = {
 }
 
 
-def make_layout(space: ActionSpace, features: FeatureSet) -> Layout:
-    """What a policy observes and chooses with these features."""
+def make_layout(
+    space: ActionSpace, features: FeatureSet, traits: Mapping[str, tuple[str, ...]] | None = None
+) -> Layout:
+    """What a policy observes and chooses with these features; `traits` are those of blueprints, by name."""
     return Layout.from_space(
         space,
         base=features.base_groups,
         slot=features.slot_groups,
         candidate=CANDIDATE_COLUMNS,
         features=features.name,
+        traits=traits,
     )
 
 

@@ -122,6 +122,22 @@ def test_a_new_blueprint_is_unknown_and_the_others_keep_their_names() -> None:
     assert (action[:, now.head_names.index("blueprint")] == 0).any(), "it may be chosen, by its descriptor"
 
 
+@torch.no_grad()
+def test_a_blueprint_that_does_something_else_now_is_unknown() -> None:
+    first, second, *others = layout().blueprints
+    traits = {first: ("spatial", "reach 1"), second: ("normalising", "reach 0")}
+    net = trained(replace(layout(), traits=traits))
+    now = replace(layout(), traits={**traits, second: ("spatial", "reach 2")})
+    fitted = transferred(net, now)
+    table, old = fitted.candidates.names.weight, net.candidates.names.weight
+    assert torch.equal(table[2], old[0])
+    assert torch.equal(table[1], old[1])
+    assert torch.equal(table[3:], old[3:])
+    assert contract_differences(net.layout, now) == [f"changed blueprint: {second}"]
+    assert contract_differences(layout(), now) == [], "a checkpoint that does not say what blueprints did"
+    assert others
+
+
 def test_a_new_op_and_a_new_option_are_never_chosen() -> None:
     before = layout("full", 3)
     ops, blends = (*before.ops, "SPLIT"), ("NEW", *before.options["blend"])
