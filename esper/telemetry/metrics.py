@@ -27,7 +27,7 @@ class Metric:
 
 METRICS: tuple[Metric, ...] = (
     Metric("round", "", "", "number of finished rounds"),
-    Metric("episode/score", "Episodes", "score", "validation score minus ln(parameters / host parameters), mean over a round's episodes", "rises"),
+    Metric("episode/score", "Episodes", "score", "validation score minus `environment.rent` times ln(parameters / host parameters), mean over a round's episodes", "rises"),
     Metric("validation/{kind}_score", "Episodes", "score", "the same on validation episodes, sampled or greedy", "rises"),
     Metric("validation/{kind}_gain", "Episodes", "gain", "`tasks/gain` of validation episodes, sampled or greedy", "rises"),
     Metric("validation/{kind}_{metric}", "", "", "any other metric of episodes or tasks, on validation episodes"),
