@@ -26,13 +26,14 @@ from esper.checkpoints import load_start_weights
 from esper.checkpoints.resume import save_config
 from esper.config import (
     build,
-    build_distribution,
     build_vector_env,
     build_with,
     check_training_config,
     chosen_options,
     flatten,
     grows_hosts,
+    known_tasks,
+    task_specs,
 )
 from esper.config.loggers import RunLoggers, build_loggers, check_loggers
 from esper.environment import Environment, TaskOracle
@@ -56,10 +57,9 @@ from esper.ppo import (
     round_steps,
     task_features,
 )
-from esper.ppo.teachers import TaskGains
+from esper.ppo.teachers import TaskGains, TaskVectorEnv
 from esper.rng import derive_seed, seeded_init
 from esper.sweeps import SUMMARY, in_sweep, requested_length, share_cores
-from esper.tasks import TaskList
 from esper.telemetry import DetailWindow, EpisodeBuffer, ProgressDisplay, RoundWriter, draw_rounds, summary_table
 
 PLANS = "plans"  # value of `start`: clone what is known of the training tasks
@@ -86,18 +86,24 @@ def plan_gains(config: DictConfig, env: VectorEnv) -> TaskGains:
     """What plans gain on the training tasks, by task number: from the shipped list, or from the oracle itself."""
     if isinstance(env, TaskOracle):
         return oracle_gains(env)
-    distribution = build_distribution(config)
-    if isinstance(env, Environment) and distribution is not None:
-        tasks, names = TaskList.load(distribution.name), env.host_pool.names
-        found = {spec.name: tasks.find(spec) for spec in distribution.specs("train")}
+    tasks = known_tasks(config, any_share=True)
+    if isinstance(env, Environment) and tasks.tasks:
+        names = env.host_pool.names
+        found = {spec.name: tasks.find(spec) for spec in task_specs(config) if spec.split == "train"}
         known = {names.index(name): task for name, task in found.items() if task is not None}
-        if known:
-            return listed_gains(known, env.space.blueprints)
-    name = "single" if distribution is None else distribution.name
+        if gains := listed_gains(known, env.space.blueprints):
+            return gains
     raise ValueError(
-        f"start={PLANS}: needs known plans of the training tasks, but tasks={name} has none; "
-        "python -m esper.tasks NAME --headroom measures those of a distribution."
+        f"start={PLANS}: needs known plans of the training tasks, but tasks={tasks.name} has none with these settings; "
+        "python -m esper.tasks NAME --headroom --write measures those of a distribution."
     )
+
+
+def clone_known_plans(config: DictConfig, env: TaskVectorEnv, module: PPO) -> dict[str, float | None]:
+    """Start from known plans; returns what that cost, the search for the plans included."""
+    cost = clone_plans(module.policy, env, plan_gains(config, env), module.settings, config.seed)
+    search = known_tasks(config, any_share=True).costs.get("train", {})
+    return {key: None if value is None else value + search.get(key, 0) for key, value in cost.items()}
 
 
 def build_callbacks(config: DictConfig, directory: Path, console: Console, env: VectorEnv) -> list[Callback]:
@@ -163,7 +169,7 @@ def train(
         done = check_checkpoint(config, module, last)
         restore_metrics(module, directory, done.rounds)
     elif config.get("start") == PLANS:
-        module.start_cost = clone_plans(module.policy, env, plan_gains(config, env), module.settings, config.seed)
+        module.start_cost = clone_known_plans(config, env, module)
     elif start := config.get("start"):
         module.start_cost = load_start_weights(start, module.policy)
     if resumed is not None:

@@ -172,6 +172,7 @@ def test_an_error_on_the_command_line_is_one_sentence_without_a_traceback(
         ("reward=foo", r"^reward=foo: there is no such option; there are basic, .*sparse\.$"),
         ("rounds=0", r"^rounds=0: must be a whole number of at least 1\.$"),
         ("reward.terms.shaping.gamma=0.5", r"^reward.terms.shaping.gamma=0.5: must be gamma=1.0"),
+        ("environment.time_limit=truncate", r"^environment.time_limit=truncate: must be terminate with gamma=1.0, "),
         ("ppo.gamma=0.5", r"^ppo.gamma=0.5: must be gamma=1.0"),
         ("environment.envs=abc", r"^environment.envs=abc: must be a whole number of at least 1\.$"),
         ("decisions=many", r"^decisions=many: must be a whole number of at least 1, or null\.$"),

@@ -71,7 +71,7 @@ def test_known_scores_without_growth_are_those_of_the_task_list(monkeypatch: pyt
     drawn = job.training_tasks(compose_config("tune", list(TINY)))
     environment, (spec, *_) = build_vector_env(drawn), job.task_specs(drawn)
     known = KnownTask(spec.name, spec.family, spec.split, task_digest(spec), (40.0, 42.0), ())
-    monkeypatch.setattr(job.TaskList, "load", lambda name: TaskList(name, [known], {}))
+    monkeypatch.setattr(TaskList, "load", lambda name: TaskList(name, [known], {}))
     none = job.known_scores(drawn, environment)
     by_task = {
         environment.host_pool.host_name(seed): none(seed) for seed in environment.host_pool.episode_seeds("a", 0, 0)

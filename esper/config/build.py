@@ -124,7 +124,7 @@ def build_tasks(config: DictConfig) -> dict[str, HostTask]:
     if (distribution := build_distribution(config)) is None:
         data = load()
         return {name: HostTask(builder, data, variants=variants[name]) for name, builder in builders.items()}
-    known = _known_tasks(config, distribution.name)
+    known = known_tasks(config)
     return {
         spec.name: HostTask(
             builders[spec.name],
@@ -142,13 +142,18 @@ def build_tasks(config: DictConfig) -> dict[str, HostTask]:
     }
 
 
-def _known_tasks(config: DictConfig, name: str) -> TaskList:
-    """What is known of the tasks of a distribution; nothing if it was measured with other settings."""
-    known = TaskList.load(name)
-    settings = {"environment.budget_share": 1.0, **known.settings}
+def known_tasks(config: DictConfig, *, any_share: bool = False) -> TaskList:
+    """What is known of the configured tasks; nothing if they were measured with other settings.
+
+    Scores belong to whole budgets. With `any_share`, a list counts for a share of the budget, too.
+    """
+    if "_target_" not in config.tasks:
+        return TaskList("single", (), {})
+    known = TaskList.load(config.tasks.name)
+    settings = {**({} if any_share else {"environment.budget_share": 1.0}), **known.settings}
     settings.pop("environment.steps", None)  # of decisions, which fixed plans do not make
     is_same = all(OmegaConf.select(config, key) == value for key, value in settings.items())
-    return known if is_same else TaskList(name, (), {})
+    return known if is_same else TaskList(known.name, (), {})
 
 
 def build_distribution(config: DictConfig) -> TaskDistribution | None:

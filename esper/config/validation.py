@@ -38,6 +38,16 @@ def check_training_config(config: DictConfig) -> None:
         )
     if config.ppo.gamma != config.gamma:
         raise ValueError(f"ppo.gamma={config.ppo.gamma}: must be gamma={config.gamma}, which the reward uses.")
+    for split in ("train", "validation") if "_target_" in config.tasks else ():
+        if config.tasks.counts.get(split, 0) == 0:
+            raise ValueError(
+                f"tasks.counts.{split}=0: must be at least 1, because every training run has such episodes."
+            )
+    if settings.predicts_episode_return and config.environment.get("time_limit") == "truncate":
+        raise ValueError(
+            f"environment.time_limit=truncate: must be terminate with gamma={config.gamma}, where a critic of whole "
+            "episodes would replace every reward; ppo.value_target=rest allows it."
+        )
     _check_commit(config)
     if grows_hosts(config):
         _check_growth(config)

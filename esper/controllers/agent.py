@@ -197,7 +197,7 @@ class CheckedController:
     """
 
     def __init__(self, controller: Controller[Any], space: ActionSpace, *, name: str) -> None:
-        self.flops = controller.flops
+        self.flops = getattr(controller, "flops", 0)
         self._controller, self._space, self._name = controller, space, name
 
     def begin(self, episode_seeds: Sequence[int]) -> Any:

@@ -90,7 +90,7 @@ def map_weights(saved: Layout, weights: Mapping[str, Tensor], policy: Policy) ->
 
 
 def changed_blueprints(saved: Layout, current: Layout) -> list[str]:
-    """Blueprints of the same name that do something else now, as far as the checkpoint says what they did."""
+    """Blueprints of the same name that do something else now, as far as the checkpoint has what they did."""
     both = [name for name in saved.blueprints if name in saved.traits and name in current.traits]
     return [name for name in both if saved.traits[name] != current.traits[name]]
 

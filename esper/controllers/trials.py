@@ -30,7 +30,7 @@ class TrialController:
     Arguments:
         space, rules: the action space and the lifecycle rules
         plans: the plans of each episode, at least one; the empty plan waits
-        patience: steps that a plan trains before it is pruned
+        patience: steps from the one in which its last seed was planted, after which a plan is pruned
     """
 
     flops = 0

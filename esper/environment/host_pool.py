@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.environment.costs import HostCosts
 from esper.environment.host_task import HostTask
-from esper.environment.purposes import TRAINING_PURPOSES
+from esper.environment.purposes import TRAINING_PURPOSES, VALIDATION
 from esper.hosts import Host
 from esper.lifecycle import ActionSpace, merge_slot_names
 from esper.observation import Descriptors
@@ -158,7 +158,7 @@ class HostPool:
         if purpose in TRAINING_PURPOSES:
             split: str | None = "train"
         else:
-            split = "validation" if purpose == "validation" else self._split
+            split = VALIDATION if purpose == VALIDATION else self._split
         drawn = [
             number
             for number, task in enumerate(self._tasks.values())

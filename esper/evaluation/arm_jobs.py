@@ -289,9 +289,10 @@ def replay_jobs(context: ArmContext) -> list[EpisodeJob]:
 def _find_partner(episode: EpisodeRecord, episodes: Sequence[EpisodeRecord]) -> EpisodeRecord:
     """The other episode of a pair of neighbours; an odd last one has the one before it.
 
-    Actions name slots, so the partner's host has the same slots, unless no other episode has.
+    The partner has the same host, unless no other episode has; then the same slots, which actions name.
     """
-    alike = [other for other in episodes if other.slots == episode.slots]
-    own = alike if len(alike) > 1 else list(episodes)
+    same_host = [other for other in episodes if other.host == episode.host]
+    same_slots = [other for other in episodes if other.slots == episode.slots]
+    own = next((alike for alike in (same_host, same_slots) if len(alike) > 1), list(episodes))
     index = own.index(episode)
     return own[index - 1 if index % 2 or index + 1 == len(own) else index + 1]

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from esper.checkpoints.resume import save_config
+from esper.config import task_specs
 from esper.environment import WorkerLostError
 from esper.evaluation.comparison import Comparison
 from esper.evaluation.document import ReportTable
@@ -88,6 +89,8 @@ def budget_configs(config: DictConfig) -> dict[float, DictConfig]:
         raise ValueError(f"budgets={budgets}: must be null with a number of batches; environment=budget has budgets.")
     if not budgets or not all(budget > 0 for budget in budgets) or len(set(budgets)) < len(budgets):
         raise ValueError(f"budgets={budgets}: must be different numbers of GFLOPs above 0, such as [45,150,450].")
+    if any(spec.budget_batches is not None for spec in task_specs(config)):
+        raise ValueError(f"budgets={budgets}: must be null with tasks={config.tasks.name}, whose tasks have their own.")
     configs = {}
     for budget in sorted(budgets):
         own = copy.deepcopy(config)

@@ -7,13 +7,13 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from esper.checkpoints import checkpoint_names, find_checkpoint
-from esper.config import grows_hosts, host_nodes, variant_nodes
+from esper.config import grows_hosts, host_nodes, known_tasks, variant_nodes
 from esper.config.signatures import check_target
 from esper.evaluation.agents import agent_name, load_agent
 from esper.evaluation.arms import ARMS, MOMENT, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
 from esper.hosts import CNNHost, parse_variant
 from esper.records import EpisodeRecord, read_lines
-from esper.tasks import FixedPlan, TaskList
+from esper.tasks import FixedPlan
 
 
 def has_budget(config: DictConfig) -> bool:
@@ -92,8 +92,7 @@ def check_arm(name: str, config: DictConfig) -> None:
 
 def fixed_plan(config: DictConfig) -> FixedPlan | None:
     """The best plan for all training tasks of the distribution, if it is known."""
-    name = config.tasks.get("name")
-    return None if name is None else TaskList.load(name).fixed_plan
+    return known_tasks(config).fixed_plan
 
 
 def widths(config: DictConfig) -> list[str]:

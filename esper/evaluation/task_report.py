@@ -1,6 +1,7 @@
 """The tables of `python -m esper.tasks`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -27,13 +28,16 @@ from esper.tasks import KnownTask, TaskList, TaskSpec, task_digest
 CACHE = Path("outputs/headroom")
 PLAN_KINDS = ("screened", "refined")
 LISTED_SETTINGS = (
-    "data.resolution", "data.train", "data.validation", "environment.steps", "environment.budget", "optimizer.build.lr",
+    "data._target_", "data.resolution", "data.vocabulary", "data.block_size", "data.train", "data.validation",
+    "environment.steps", "environment.budget", "optimizer.build.lr",
 )  # fmt: skip
 
 
 def report_tasks(name: str, split: str, count: int | None, overrides: Sequence[str], *, write: bool = False) -> None:
     """Print the tasks of a split, one row each; `write` adds those to the shipped list that it does not know."""
     config = compose_tasks(name, split, count, overrides)
+    if write:
+        _check_listed_settings(config)
     environment = build_environment(config, envs=config.tasks.repeats)
     blueprint = first_blueprint(config.blueprint, environment.space)
     table = Table("task", "data", title=f"{name}, {split}; full: {blueprint} in every slot")
@@ -68,20 +72,26 @@ def report_headroom(
     specs = task_specs(config)
     if count is not None and not 1 <= count <= len(specs):
         raise ValueError(f"--count {count}: must be between 1 and {len(specs)}, the number of {split} tasks.")
+    if write:
+        _check_listed_settings(config)
     environment = build_environment(config)
     settings = _settings(config)
     path = CACHE / f"{name}_{split}_{digest({**settings, 'tasks': len(specs), 'version': version('esper')})}.jsonl"
     try:
         with Progress(console=make_console(), transient=True) as progress:
             bar = progress.add_task(f"plans on {count or len(specs)} tasks", total=None)
-            study = HeadroomStudy(environment, specs[:count], EpisodeStore(path), lambda: progress.advance(bar))
+            store = EpisodeStore(path)
+            study = HeadroomStudy(environment, specs[:count], store, lambda: progress.advance(bar))
             results = study.run(refine=plans == "refined", finalists=finalists, fresh=fresh)
     finally:
         environment.close()
     print_headroom(results, f"{name}, {split}: best fixed plan is {results[0].fixed_plan.name}", make_console())
     make_console().print(f"episodes: {path}", soft_wrap=True)
     if write:
-        _write_list(config, split, [result.to_known() for result in results])
+        own = [episode for episode in store.latest if episode.host in {spec.name for spec in specs[:count]}]
+        gflops, seconds = sum(episode.flops or 0 for episode in own) / 1e9, sum(episode.seconds or 0 for episode in own)
+        cost = {"episodes": len(own), "gflops": round(gflops, 1), "seconds": round(seconds)}
+        _write_list(config, split, [result.to_known() for result in results], cost)
 
 
 def _settings(config: DictConfig) -> dict[str, Any]:
@@ -93,15 +103,40 @@ def _unmeasured(spec: TaskSpec) -> KnownTask:
     return KnownTask(spec.name, spec.family, spec.split, task_digest(spec), (), ())
 
 
-def _write_list(config: DictConfig, split: str, tasks: Sequence[KnownTask]) -> None:
-    """Put the tasks of a split into the shipped list; scores of tasks that have not changed stay if these have none."""
+def _listed_settings(config: DictConfig) -> dict[str, Any]:
+    settings = _settings(config)
+    return {key: settings[key] for key in LISTED_SETTINGS if key in settings}
+
+
+def _check_listed_settings(config: DictConfig) -> None:
+    """Refuse to write scores into a list that was measured with other settings."""
+    known, settings = TaskList.load(config.tasks.name), _listed_settings(config)
+    for key, value in known.settings.items():
+        if settings.get(key) != value:
+            raise ValueError(
+                f"{key}={settings.get(key)}: must be {value} to write into the list of {known.name}, whose scores were "
+                "measured with it."
+            )
+
+
+def _write_list(
+    config: DictConfig, split: str, tasks: Sequence[KnownTask], cost: Mapping[str, float] | None = None
+) -> None:
+    """Put tasks of a split into the shipped list; scores of tasks that have not changed stay if these have none."""
     known = TaskList.load(config.tasks.name)
     measured = {task.digest: task for task in known.tasks if task.none}
-    own = [task if task.none else measured.get(task.digest, task) for task in tasks]
-    others = [task for task in known.tasks if task.split != split]
-    settings = _settings(config)
-    listed = TaskList(config.tasks.name, [*others, *own], {key: settings[key] for key in LISTED_SETTINGS})
+    own = [_with_scores(task, measured.get(task.digest)) for task in tasks]
+    names = {task.name for task in own}
+    others = [task for task in known.tasks if task.name not in names]
+    costs = {**known.costs, **({split: dict(cost)} if cost else {})}
+    listed = TaskList(known.name, [*others, *own], {**known.settings, **_listed_settings(config)}, costs)
     make_console().print(f"list: {listed.write()}", soft_wrap=True)
+
+
+def _with_scores(task: KnownTask, measured: KnownTask | None) -> KnownTask:
+    if task.none or measured is None:
+        return task
+    return replace(task, none=measured.none, plans=measured.plans)
 
 
 def print_headroom(results: Sequence[TaskHeadroom], title: str, console: Console) -> None:

@@ -40,7 +40,7 @@ class PPOSettings:
         cloning_trials: plans that they try in turn until one wins; 0 demonstrates the best plans of each task as
             they are
         cloning_together: try the blueprints of these plans at the same time, each in a slot of its own
-        cloning_patience: steps of a trial before its seeds are pruned
+        cloning_patience: steps after that of its last seed, before the seeds of a trial are pruned
         value_coef: weight of the loss of a shared critic
         value_loss: kind of the critic's loss: `clipped`, `huber` or `squared`
         value_bound: clip range of `clipped`, or where `huber` becomes linear; in standard deviations of returns

@@ -17,6 +17,11 @@ from esper.tasks.ranges import check_range, draw, listed_values
 TASK_SPLITS = ("train", "validation", "test", "heldout")  # heldout: of families that the other splits do not have
 HOSTS = {"cnn": "esper.hosts.CNNHost", "transformer": "esper.hosts.GPTHost"}
 DATA_VARIANTS = {"cnn": ImageVariant, "transformer": TextVariant}
+NUMBERS = {  # of settings and data variants: kind, and the least value
+    "lr_scale": ("decimal", 0), "budget_batches": ("decimal", 1), "batch": ("whole", 1), "train": ("whole", 1),
+    "label_noise": ("decimal", 0),
+}  # fmt: skip
+RATIOS = ("lr_scale",)  # which 0 is too small for
 CONFIGURED = "data"  # name of the configured data set
 HOST_SIZES = ("classes", "vocabulary")  # of a variant, which are arguments of its host, too
 SETTINGS = ("lr_scale", "batch", "budget_batches")
@@ -115,6 +120,8 @@ class TaskDistribution:
                 )
             self._check_ranges(f"tasks.families.{name}", family.get("host", {}), family.get("variants", []), settings)
         for split, count in self._counts.items():
+            if not isinstance(count, int) or count < 0:
+                raise ValueError(f"tasks.counts.{split}={count}: must be a whole number of at least 0.")
             if count and not self.families(split):
                 raise ValueError(f"tasks.counts.{split}={count}: must be 0, because no family has tasks of this split.")
 
@@ -131,6 +138,7 @@ class TaskDistribution:
         for place, table in tables.items():
             for name, setting in table.items():
                 check_range(f"{key}.{place}.{name}", setting)
+                _check_numbers(f"{key}.{place}.{name}", name, setting)
         for number, variant in enumerate(variants):
             self._check_variant(f"{key}.variants.{number}", variant)
 
@@ -197,3 +205,17 @@ class TaskDistribution:
             batch=settings["batch"],
             budget_batches=settings["budget_batches"],
         )
+
+
+def _check_numbers(key: str, name: str, setting: Any) -> None:
+    """Refuse values of settings and of data variants that are no numbers, or too small."""
+    if name not in NUMBERS:
+        return
+    kind, least = NUMBERS[name]
+    for value in listed_values(setting):
+        if value is None and name == "budget_batches":
+            continue  # that of the environment
+        is_number = isinstance(value, int if kind == "whole" else int | float) and not isinstance(value, bool)
+        if not is_number or not value >= least or (least == 0 and name in RATIOS and value == 0):
+            above = "above 0" if name in RATIOS else f"of at least {least}"
+            raise ValueError(f"{key}={value}: must be a {kind} number {above}.")

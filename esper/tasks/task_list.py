@@ -67,10 +67,17 @@ class TaskList:
         name: of the distribution
         tasks: what is known
         settings: keys of the configuration that all scores depend on besides the tasks, with their values
+        costs: episodes, GFLOPs and seconds of the search that measured the tasks, by split
     """
 
-    def __init__(self, name: str, tasks: Sequence[KnownTask], settings: dict[str, Any]) -> None:
-        self.name, self.tasks, self.settings = name, tuple(tasks), settings
+    def __init__(
+        self,
+        name: str,
+        tasks: Sequence[KnownTask],
+        settings: dict[str, Any],
+        costs: dict[str, dict[str, float]] | None = None,
+    ) -> None:
+        self.name, self.tasks, self.settings, self.costs = name, tuple(tasks), settings, costs or {}
         self._by_digest = {task.digest: task for task in tasks}
 
     @property
@@ -90,6 +97,7 @@ class TaskList:
         path = directory / f"{self.name}.json"
         rows = ",\n".join(json.dumps(task.to_dict()) for task in self.tasks)
         head = f'"name": {json.dumps(self.name)},\n"settings": {json.dumps(self.settings)}'
+        head += f',\n"costs": {json.dumps(self.costs)}'
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, f'{{{head},\n"tasks": [\n{rows}\n]}}\n')
         return path
@@ -101,7 +109,8 @@ class TaskList:
         if not path.exists():
             return cls(name, (), {})
         data = json.loads(path.read_text(encoding="utf-8"))
-        return cls(data["name"], [KnownTask.from_dict(each) for each in data["tasks"]], data["settings"])
+        tasks = [KnownTask.from_dict(each) for each in data["tasks"]]
+        return cls(data["name"], tasks, data["settings"], data.get("costs"))
 
 
 def task_digest(spec: TaskSpec) -> str:

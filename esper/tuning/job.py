@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from esper.checkpoints.resume import save_config
-from esper.config import build_vector_env, build_with, check_tuning_config, task_specs
+from esper.config import build_vector_env, build_with, check_tuning_config, known_tasks, task_specs
 from esper.controllers import RULE_RANGES
 from esper.environment import Environment
 from esper.files import write_file
-from esper.tasks import TaskList
 from esper.tuning.ledger import TUNING_RECORDS, EpisodeLedger, Numbers
 from esper.tuning.tuner import GenerationResult, RuleTuner, TuneResult
 
@@ -86,7 +85,7 @@ def known_scores(config: DictConfig, environment: Any) -> Callable[[int], float 
     """A function that returns the score without growth on the task of an episode seed; None where it is not known."""
     if not isinstance(environment, Environment) or not (specs := task_specs(config)):
         return lambda episode_seed: None
-    known = TaskList.load(config.tasks.name)
+    known = known_tasks(config)
     found = {spec.name: known.find(spec) for spec in specs}
     scores = {name: fmean(task.none) for name, task in found.items() if task is not None and task.none}
     return lambda episode_seed: scores.get(environment.host_pool.host_name(episode_seed))

@@ -134,7 +134,7 @@ def test_a_blueprint_that_does_something_else_now_is_unknown() -> None:
     assert torch.equal(table[1], old[1])
     assert torch.equal(table[3:], old[3:])
     assert contract_differences(net.layout, now) == [f"changed blueprint: {second}"]
-    assert contract_differences(layout(), now) == [], "a checkpoint that does not say what blueprints did"
+    assert contract_differences(layout(), now) == [], "a checkpoint without what blueprints did"
     assert others
 
 

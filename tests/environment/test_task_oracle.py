@@ -95,7 +95,7 @@ def test_a_task_depends_on_its_number_only() -> None:
 
 @pytest.mark.parametrize("purpose", ["training", "warm-up", "validation", "other"])
 def test_every_block_has_every_task_of_the_split_equally_often_in_groups(oracle: TaskOracle, purpose: str) -> None:
-    split = SPLITS["train"] if purpose in ("training", "warm-up") else SPLITS["test"]
+    split = SPLITS["train"] if purpose in ("training", "warm-up") else SPLITS["validation"]
     seeds = [oracle.episode_seed(purpose, 0, index) for index in range(2 * 4 * 64)]
     numbers = [oracle.task_number(seed) for seed in seeds]
     groups = [numbers[first : first + 4] for first in range(0, len(numbers), 4)]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper.config import compose_config, task_specs
+from esper.config import compose_config, known_tasks, task_specs
 from esper.evaluation import task_report
 from esper.evaluation.episode_store import EpisodeStore
 from esper.evaluation.headroom import HeadroomStudy, TaskHeadroom
-from esper.evaluation.run import evaluate
+from esper.evaluation.run import budget_configs, evaluate
 from esper.evaluation.selection import check_arms, selected_arms
 from esper.tasks import FixedPlan, KnownTask, PlanScore, TaskList, TaskSpec, task_digest
 from esper.tasks.__main__ import main
@@ -88,9 +88,45 @@ def test_the_command_writes_tasks_that_were_not_measured_and_keeps_scores_of_oth
     assert [task.name[:6] for task in first] == ["test00", "test01"]
     assert [task.scores for task in first] == [None, None]
     measured = replace(first[1], none=(40.0, 41.0))
-    TaskListHere("cifar_zoo", [replace(measured, split="train"), measured], {}).write()
+    trained = replace(measured, name="train01_complete", split="train")
+    TaskListHere("cifar_zoo", [trained, measured], {}).write()
     main(["cifar_zoo", "--split", "test", "--count", "2", "--write", *overrides])
-    assert TaskListHere.load("cifar_zoo").tasks == (replace(measured, split="train"), first[0], measured)
+    assert TaskListHere.load("cifar_zoo").tasks == (trained, first[0], measured)
+    main(["cifar_zoo", "--split", "test", "--count", "1", "--write", *overrides])
+    listed = TaskListHere.load("cifar_zoo")
+    assert {task.name for task in listed.tasks} == {trained.name, measured.name, first[0].name}, (
+        "others of the split stay"
+    )
+    with pytest.raises(SystemExit) as error:
+        main(["cifar_zoo", "--split", "test", "--count", "1", "--write", *overrides, "environment.steps=7"])
+    steps = listed.settings["environment.steps"]
+    assert str(error.value).startswith(f"environment.steps=7: must be {steps} to write into the list of cifar_zoo, ")
+
+
+def test_the_list_of_a_text_distribution_has_settings_of_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    composed = task_report.compose_tasks("stories_zoo", "train", None, ["data=synthetic_stories"])
+    settings = task_report._listed_settings(composed)
+    assert {"data._target_", "data.vocabulary", "optimizer.build.lr"} <= set(settings)
+    assert "data.resolution" not in settings
+
+
+def test_tasks_with_budgets_of_their_own_refuse_other_budgets() -> None:
+    with pytest.raises(ValueError, match=r"^budgets=\[5, 500\]: must be null with tasks=cifar_zoo, whose tasks have"):
+        budget_configs(compose_config("evaluate", ["+experiment=zoo_ppo", *SMALL_ZOO, "budgets=[5,500]"]))
+
+
+def test_a_list_that_was_measured_with_other_settings_is_not_known() -> None:
+    config = compose_config("evaluate", ["+experiment=diagnosis_ppo"])
+    assert len(known_tasks(config).tasks) == 4
+    for change in (
+        "environment.budget=1",
+        "optimizer.build.lr=0.5",
+        "data=synthetic_images",
+        "environment.budget_share=0.5",
+    ):
+        changed = compose_config("evaluate", ["+experiment=diagnosis_ppo", change])
+        assert known_tasks(changed).tasks == (), change
+    assert len(known_tasks(changed, any_share=True).tasks) == 4, "the last change is a share of the budget"
 
 
 def test_the_command_lists_tasks_and_refuses_what_it_does_not_know(

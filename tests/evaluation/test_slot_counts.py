@@ -110,7 +110,7 @@ def test_rates_are_calibrated_on_the_slots_of_the_hosts() -> None:
     assert rates != calibrate_rates(env.space, env.rules, 10, wanted)
 
 
-def test_replay_exchanges_actions_between_hosts_with_the_same_slots() -> None:
+def test_replay_exchanges_actions_between_episodes_with_the_same_host() -> None:
     env = build_environment(compose_config("evaluate", [*TASK, *TWO]))
     episode_seeds = [env.episode_seed("evaluation", 0, index) for index in range(5)]
     names = [env.host_pool.host_name(episode_seed) for episode_seed in episode_seeds]
@@ -123,5 +123,5 @@ def test_replay_exchanges_actions_between_hosts_with_the_same_slots() -> None:
     by_variant = {_derived_variant(episode): episode for episode in reference}
     for episode in reference:
         partner = by_variant[partners[episode.episode_seed]]
-        assert partner.slots == episode.slots
+        assert partner.host == episode.host
         assert partner.episode_seed != episode.episode_seed

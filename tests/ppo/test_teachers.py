@@ -6,6 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from esper import training
 from esper.config import build_distribution, build_vector_env, compose_config
 from esper.environment.oracle_tasks import SPLITS
 from esper.ppo import LAST, clone_plans, listed_gains, oracle_gains, read_checkpoint
@@ -143,6 +144,26 @@ def test_plans_of_listed_tasks_are_cloned_and_their_flops_are_charged(monkeypatc
     assert cost["episodes"] == 3, "a task that is not listed is left out"
     assert cost["gflops"] is not None
     assert cost["gflops"] > 3 * env.budget_flops(env.episode_seed("cloning", 0, 0)) / 1e9 / 2
+
+
+def test_the_search_for_plans_is_part_of_the_cost_of_a_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose_config("run", [*DIAGNOSIS, *CLONING])
+    search = {"train": {"episodes": 100, "gflops": 4000.0, "seconds": 500.0}, "test": {"episodes": 7}}
+    known = KnownTask("train00_a", "a", "train", "0", (40.0,), ())
+    monkeypatch.setattr(TaskList, "load", lambda name: TaskList(name, [known], {}, search))
+    own = {"episodes": 8, "decisions": 48, "gflops": 4.0, "seconds": None}
+    monkeypatch.setattr(training, "clone_plans", lambda *arguments: own)
+    monkeypatch.setattr(training, "plan_gains", lambda *arguments: GAINS)
+    env = build_vector_env(config)
+    try:
+        cost = training.clone_known_plans(config, env, build_module(config, env))
+    finally:
+        env.close()
+    assert cost == {"episodes": 108, "decisions": 48, "gflops": 4004.0, "seconds": None}
+
+
+def test_a_list_without_scores_has_no_plans() -> None:
+    assert listed_gains({0: KnownTask("train00_a", "a", "train", "0", (), ())}, ["norm"]) == {}
 
 
 def test_without_known_plans_there_is_one_sentence(tmp_path: Path) -> None:
