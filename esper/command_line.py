@@ -38,10 +38,12 @@ def has_key(arguments: Sequence[str], key: str) -> bool:
 
 
 def move_debug_last(arguments: Sequence[str]) -> list[str]:
-    """The arguments with `debug=...` as `+debug=...` at the end, so that it overrides an experiment."""
+    """The arguments with `debug=...` as `+debug=...` behind all other overrides, so that it overrides an experiment."""
     debug = [argument for argument in arguments if override_key(argument) == "debug"]
     others = [argument for argument in arguments if argument not in debug]
-    return [*others, *(f"+{argument.lstrip('+')}" for argument in debug)]
+    overrides = [index for index, argument in enumerate(others) if "=" in argument and not argument.startswith("-")]
+    end = overrides[-1] + 1 if overrides else 0  # overrides behind a flag, such as --cfg job, are not understood
+    return [*others[:end], *(f"+{argument.lstrip('+')}" for argument in debug), *others[end:]]
 
 
 def add_task_experiment(arguments: Sequence[str]) -> list[str]:

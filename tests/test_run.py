@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from esper.checkpoints.resume import merge_overrides, resume_arguments, save_config
 from esper.checkpoints.runs import read_overrides
-from esper.command_line import CONF
+from esper.command_line import CONF, move_debug_last
 from esper.config import compose_config
 from esper.records import read_lines
 from esper.run import cli
@@ -331,6 +331,9 @@ def test_the_gpu_experiment_trains_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_debug_overrides_an_experiment() -> None:
+    assert move_debug_last(["debug=fast", "+experiment=a", "--cfg", "job"]) == [
+        "+experiment=a", "+debug=fast", "--cfg", "job",
+    ]  # fmt: skip
     config = compose_config("run", resume_arguments(["debug=fast", "+experiment=cifar_ppo"]))
     assert (config.rounds, config.environment.envs, config.environment.steps, config.data.resolution) == (2, 2, 4, 16)
 

@@ -78,10 +78,10 @@ def resume_arguments(arguments: Sequence[str], kind: ResumeKind = RUN) -> list[s
     """
     arguments = move_debug_last(arguments)
     rest = [argument for argument in arguments if override_key(argument) != "debug"]
-    debug = arguments[len(rest) :]
+    debug = [argument for argument in arguments if override_key(argument) == "debug"]
     requested = [argument.partition("=")[2] for argument in rest if override_key(argument) == "resume"]
     if not requested or requested[-1] in ("null", ""):
-        return rest + debug
+        return list(arguments)
     name = requested[-1].strip("'").replace("\\'", "'")  # the other ranks of a resumed run get it quoted
     if MULTIRUN_FLAGS & set(rest):
         if kind is not RUN:

@@ -179,10 +179,11 @@ def test_greedy_actions_do_not_depend_on_the_episode_seed_and_sampled_actions_do
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("actions", ["full", "lean"])
-def test_stored_log_probs_equal_those_of_a_second_forward_pass(actions: str) -> None:
-    net = policy(layout(actions, 4))
-    controller, inputs = PolicyController(net, greedy=False), random_inputs(layout(actions, 4), 30, draws())
+@pytest.mark.parametrize("actions", ["core", "full", "lean"])
+@pytest.mark.parametrize("slots", [1, 2, 4, 8])
+def test_stored_log_probs_equal_those_of_a_second_forward_pass(actions: str, slots: int) -> None:
+    net = policy(layout(actions, slots))
+    controller, inputs = PolicyController(net, greedy=False), random_inputs(layout(actions, slots), 30, draws())
     choice, _ = controller.decide(inputs, controller.begin(range(30)))
     sequences = (choice.base[:, None], choice.slots[:, None], inputs.blueprints[:, None])
     output = run(net, sequences, context=choice.context)
