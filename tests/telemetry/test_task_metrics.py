@@ -22,7 +22,7 @@ from tests.fixtures_environment import SMALL
 
 ZOO = (
     *(override for override in SMALL if "batches" not in override),
-    "+experiment=zoo_ppo", "environment.steps=2", "environment.envs=4", "policy.hidden=16", "ppo.epochs=1",
+    "+experiment=zoo_ppo", "start=null", "environment.steps=2", "environment.envs=4", "policy.hidden=16", "ppo.epochs=1",
     "collector.warmup=1", "ppo.critic_epochs=1", "validate_every=1", "rounds=1",
     "tasks.repeats=2", "tasks.counts.train=4", "tasks.counts.validation=2", "tasks.host.pools=1", "data.train=400",
     "tasks.settings.budget_batches=20", "tasks.settings.batch=8", "tasks.variants=[]", "tasks.host.blocks=2",
