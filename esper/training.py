@@ -95,7 +95,7 @@ def plan_gains(config: DictConfig, env: VectorEnv) -> TaskGains:
             return gains
     raise ValueError(
         f"start={PLANS}: needs known plans of the training tasks, but tasks={tasks.name} has none with these settings; "
-        "python -m esper.tasks NAME --headroom --write measures those of a distribution, and start=null starts from chance."
+        "python -m esper.tasks NAME --headroom --write measures those of a distribution; start=null starts from chance."
     )
 
 

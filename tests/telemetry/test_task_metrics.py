@@ -22,8 +22,8 @@ from tests.fixtures_environment import SMALL
 
 ZOO = (
     *(override for override in SMALL if "batches" not in override),
-    "+experiment=zoo_ppo", "start=null", "environment.steps=2", "environment.envs=4", "policy.hidden=16", "ppo.epochs=1",
-    "collector.warmup=1", "ppo.critic_epochs=1", "validate_every=1", "rounds=1",
+    "+experiment=zoo_ppo", "environment.steps=2", "environment.envs=4", "policy.hidden=16", "ppo.epochs=1",
+    "collector.warmup=1", "ppo.critic_epochs=1", "validate_every=1", "rounds=1", "start=null",
     "tasks.repeats=2", "tasks.counts.train=4", "tasks.counts.validation=2", "tasks.host.pools=1", "data.train=400",
     "tasks.settings.budget_batches=20", "tasks.settings.batch=8", "tasks.variants=[]", "tasks.host.blocks=2",
 )  # fmt: skip
