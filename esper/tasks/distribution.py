@@ -18,10 +18,10 @@ TASK_SPLITS = ("train", "validation", "test", "heldout")  # heldout: of families
 HOSTS = {"cnn": "esper.hosts.CNNHost", "transformer": "esper.hosts.GPTHost"}
 DATA_VARIANTS = {"cnn": ImageVariant, "transformer": TextVariant}
 NUMBERS = {  # of settings and data variants: kind, and the least value
-    "lr_scale": ("decimal", 0), "budget_batches": ("decimal", 1), "batch": ("whole", 1), "train": ("whole", 1),
+    "lr_scale": ("decimal", 0), "budget_batches": ("decimal", 0), "batch": ("whole", 1), "train": ("whole", 1),
     "label_noise": ("decimal", 0),
 }  # fmt: skip
-RATIOS = ("lr_scale",)  # which 0 is too small for
+ABOVE_ZERO = ("lr_scale", "budget_batches")  # for which 0 is too small
 CONFIGURED = "data"  # name of the configured data set
 HOST_SIZES = ("classes", "vocabulary")  # of a variant, which are arguments of its host, too
 SETTINGS = ("lr_scale", "batch", "budget_batches")
@@ -216,6 +216,6 @@ def _check_numbers(key: str, name: str, setting: Any) -> None:
         if value is None and name == "budget_batches":
             continue  # that of the environment
         is_number = isinstance(value, int if kind == "whole" else int | float) and not isinstance(value, bool)
-        if not is_number or not value >= least or (least == 0 and name in RATIOS and value == 0):
-            above = "above 0" if name in RATIOS else f"of at least {least}"
+        if not is_number or not value >= least or (name in ABOVE_ZERO and value == 0):
+            above = "above 0" if name in ABOVE_ZERO else f"of at least {least}"
             raise ValueError(f"{key}={value}: must be a {kind} number {above}.")
