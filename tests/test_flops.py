@@ -93,7 +93,7 @@ def test_the_stated_flops_of_every_seed_match_torchs_count(
     if blend is Blend.GATED:
         cost += BlendGate.flops(channels, topology, positions)
     forward, backward = count_flops(seed, x, 0.5)
-    if entry.name == "depthwise" and trains:  # torch ignores the groups in the weight gradient
+    if entry.name in ("depthwise", "spatial") and trains:  # torch ignores the groups in the weight gradient
         backward -= (channels - 1) * conv_flops(channels, channels, 3, positions, groups=channels).weight_grad
     assert (cost.forward, cost.input_grad + trains * cost.weight_grad) == (forward, backward)
 

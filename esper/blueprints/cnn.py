@@ -73,6 +73,19 @@ class SqueezeExcite(nn.Module):
 
 @register(
     "cnn",
+    "spatial",
+    lambda c: 9 * c,
+    "depthwise 3x3 alone",
+    lambda c, p: conv_flops(c, c, 3, p, groups=c),
+    kinds=["spatial"],
+    reach=1,
+)
+def spatial(channels: int) -> nn.Module:
+    return Residual(_conv(channels, channels, 3, channels))
+
+
+@register(
+    "cnn",
     "depthwise",
     lambda c: c * c + 11 * c,
     "depthwise 3x3, then 1x1",

@@ -9,7 +9,7 @@ from esper.blueprints import blueprint, blueprints, format_blueprints, register,
 def test_both_topologies_have_all_their_blueprints() -> None:
     assert topologies() == ("cnn", "transformer")
     assert set(blueprints("cnn")) == {
-        "norm", "attention", "depthwise", "bottleneck", "conv_small", "conv_light", "conv_heavy",
+        "norm", "spatial", "attention", "depthwise", "bottleneck", "conv_small", "conv_light", "conv_heavy",
     }  # fmt: skip
     assert set(blueprints("transformer")) == {"norm", "lora", "lora_large", "attention", "mlp_small", "mlp", "window"}
 
@@ -25,7 +25,7 @@ def test_stated_parameter_counts_match_the_built_modules(topology: str, sizes: t
 @pytest.mark.parametrize(
     ("topology", "channels", "counts"),
     [
-        ("cnn", 8, {"norm": 17, "attention": 40, "depthwise": 152, "bottleneck": 720, "conv_heavy": 1184}),
+        ("cnn", 8, {"norm": 17, "spatial": 72, "attention": 40, "depthwise": 152, "bottleneck": 720, "conv_heavy": 1184}),
         ("cnn", 64, {"conv_small": 4224, "conv_light": 36992, "bottleneck": 4480, "attention": 2112}),
         (
             "transformer",
@@ -69,7 +69,7 @@ def test_attention_refuses_heads_that_do_not_divide_the_channels() -> None:
 def test_the_listing_shows_every_blueprint_with_its_counts_smallest_first() -> None:
     lines = format_blueprints("cnn", (8, 64)).splitlines()
     assert [line.split()[0] for line in lines[1:]] == [
-        "norm", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy",
+        "norm", "spatial", "attention", "conv_small", "bottleneck", "depthwise", "conv_light", "conv_heavy",
     ]  # fmt: skip
     assert lines[-1].split()[1:3] == ["1,184", "73,984"]
 
