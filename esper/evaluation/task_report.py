@@ -14,7 +14,7 @@ from rich.table import Table
 
 from esper.checkpoints import task_settings
 from esper.command_line import CONF, find_experiment
-from esper.config import build_environment, check_config, compose_config, task_specs
+from esper.config import build_distribution, build_environment, check_config, compose_config, task_specs
 from esper.environment import Environment
 from esper.evaluation.episode_store import EpisodeStore
 from esper.evaluation.headroom import HeadroomStudy, TaskHeadroom
@@ -55,7 +55,8 @@ def report_tasks(name: str, split: str, count: int | None, overrides: Sequence[s
     environment.close()
     make_console().print(table)
     if write:
-        _write_list(config, split, [_unmeasured(spec) for spec in task_specs(config)])
+        every = compose_tasks(name, split, None, overrides)
+        _write_list(every, split, [_unmeasured(spec) for spec in task_specs(config)])
 
 
 def report_headroom(
@@ -122,12 +123,16 @@ def _check_listed_settings(config: DictConfig) -> None:
 def _write_list(
     config: DictConfig, split: str, tasks: Sequence[KnownTask], cost: Mapping[str, float] | None = None
 ) -> None:
-    """Put tasks of a split into the shipped list; scores of tasks that have not changed stay if these have none."""
-    known = TaskList.load(config.tasks.name)
+    """Put tasks of a split into the shipped list; scores of tasks that have not changed stay if these have none.
+
+    Listed tasks that the distribution no longer has are dropped.
+    """
+    known, distribution = TaskList.load(config.tasks.name), build_distribution(config)
+    assert distribution is not None
     measured = {task.digest: task for task in known.tasks if task.none}
     own = [_with_scores(task, measured.get(task.digest)) for task in tasks]
-    names = {task.name for task in own}
-    others = [task for task in known.tasks if task.name not in names]
+    names, today = {task.name for task in own}, {(spec.name, task_digest(spec)) for spec in distribution.specs()}
+    others = [task for task in known.tasks if task.name not in names and (task.name, task.digest) in today]
     costs = {**known.costs, **({split: dict(cost)} if cost else {})}
     listed = TaskList(known.name, [*others, *own], {**known.settings, **_listed_settings(config)}, costs)
     make_console().print(f"list: {listed.write()}", soft_wrap=True)
