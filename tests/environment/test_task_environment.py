@@ -19,7 +19,7 @@ ZOO = (
     *(override for override in SMALL if "batches" not in override),
     "+experiment=zoo_ppo", "data.train=400", "environment.workers=0", "tasks.counts.train=6", "tasks.repeats=2",
     "tasks.counts.validation=3", "tasks.host.pools=1", "tasks.settings.budget_batches.log=[20,40]",
-    "tasks.families.no_space.settings.budget_batches.log=[20,40]", "tasks.settings.batch.choice=[8,16]",
+    "tasks.settings.batch.choice=[8,16]",
     "tasks.variants=[{classes: 3}, {colour: grey}, {train: 200}]",
 )  # fmt: skip
 
