@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from esper.evaluation.arm_context import ArmContext, CreateJobs
 from esper.evaluation.arm_jobs import (
-    ArmContext,
-    CreateJobs,
     all_seeds_jobs,
     best_fixed_jobs,
     best_open_loop_jobs,
@@ -15,14 +14,13 @@ from esper.evaluation.arm_jobs import (
     grow_once_jobs,
     net2net_jobs,
     none_jobs,
-    permuted_jobs,
     placebo_jobs,
-    ppo_jobs,
     random_rate_jobs,
     replay_jobs,
     rule_jobs,
     static_jobs,
 )
+from esper.evaluation.policy_jobs import blind_jobs, permuted_jobs, ppo_jobs, shuffled_jobs
 
 __all__ = ["ARMS", "Arm", "ArmContext", "CreateJobs", "arms_of_clock", "base_name", "default_arms", "get_arm"]
 
@@ -46,6 +44,7 @@ class Arm:
         number: what a number after @ in its name means; empty if it takes none
         numbered: creates the jobs of the arm with a name and its number
         replaced_by: the arm of a budget that takes its place
+        is_default: whether `controllers=all` includes it
     """
 
     description: str
@@ -58,6 +57,7 @@ class Arm:
     number: str = ""
     numbered: Callable[[str, float], CreateJobs] | None = None
     replaced_by: str = ""
+    is_default: bool = True
 
 
 ARMS = {
@@ -144,6 +144,19 @@ ARMS = {
     "ppo": Arm("the learned controller", ppo_jobs, "ckpt"),
     "ppo_permuted": Arm(
         "the learned controller with the observation of another episode (a negative control)", permuted_jobs, "ckpt"
+    ),
+    "ppo_blind": Arm(
+        "the learned controller with the mean of each feature in place of what it observes (a control)",
+        blind_jobs, "ckpt", is_control=True, is_default=False,
+    ),
+    "ppo_shuffled": Arm(
+        "the learned controller with the descriptors of blueprints shuffled among them (a control)",
+        shuffled_jobs, "ckpt", is_control=True, is_default=False,
+    ),
+    "oracle": Arm(
+        "on each task of a distribution, the best plan that is known for it: of all searches, of the shipped list, of "
+        "best_fixed, none and full",
+        chosen_jobs("oracle"), clock="budget", has_search=True,
     ),
 }  # fmt: skip
 
