@@ -211,9 +211,9 @@ def test_the_network_that_a_widened_reference_ended_with_is_wide_from_the_start(
 
 def test_policies_are_charged_for_their_own_passes(tmp_path: Path) -> None:
     checkpoint = trained(tmp_path / "run")
-    evaluated(tmp_path / "out", "controllers=[ppo,ppo_permuted,replay]", f"ckpt={checkpoint}")
+    evaluated(tmp_path / "out", "controllers=[ppo,ppo_permuted,ppo_blind,ppo_shuffled,replay]", f"ckpt={checkpoint}")
     by_arm = load_by_arm(tmp_path / "out")
-    assert set(by_arm) == {"ppo", "ppo_permuted", "replay"}
+    assert set(by_arm) == {"ppo", "ppo_permuted", "ppo_blind", "ppo_shuffled", "replay"}
     budget = build_environment(compose_config("evaluate", BUDGET)).budget_flops(0)
     for arm, episodes in by_arm.items():
         for episode in episodes:

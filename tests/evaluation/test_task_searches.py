@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from esper.config import build_environment, compose_config
+from esper.config import build_environment, compose_config, task_specs
+from esper.evaluation.arm_context import ArmContext
 from esper.evaluation.plan_choices import known_plans, training_config
 from esper.evaluation.run import evaluate
 from esper.evaluation.selection import check_arms, selected_arms
@@ -22,8 +23,9 @@ pytestmark = pytest.mark.xdist_group("task_searches")  # share one evaluation
 
 TASKS = 2
 SMALL_SEARCH = (
-    *ZOO, "tasks=cifar_zoo", "tasks.split=test", f"tasks.counts.test={TASKS}", "tasks.counts.train=3", "tasks.repeats=1",
-    "tasks.settings.budget_batches.log=[8,12]", "tasks.families.no_space.settings.budget_batches.log=[8,12]",
+    *ZOO, "tasks=cifar_zoo", "tasks.split=test", f"tasks.counts.test={TASKS}", "tasks.counts.train=3",
+    "tasks.repeats=1", "tasks.settings.budget_batches.log=[8,12]",
+    "tasks.families.no_space.settings.budget_batches.log=[8,12]",
     "environment.envs=8", "environment.threads=1", "environment.steps=4", "environment.validation_samples=20",
     "slots.blueprints=[norm,depthwise]", "search.budgets=[1]", "search.finalist_seeds=2", "search.lr_scales=null",
     "search.episodes=20", "search.harm_seeds=1", "blueprint=[norm]", "net2net_host=wide2", f"episodes={2 * TASKS}",
@@ -140,9 +142,6 @@ def test_a_listed_plan_is_a_candidate_for_the_oracle(monkeypatch: pytest.MonkeyP
     config = composed("controllers=[none]")
     environment = build_environment(config)
     spec = next(iter(environment.host_pool.names))
-    from esper.config import task_specs
-    from esper.evaluation.arm_context import ArmContext
-
     first = next(each for each in task_specs(config) if each.name == spec)
     good, bad = FixedPlan((("all", "norm"),), 0.25), FixedPlan((("last", "depthwise"),), 0.1)
     known = KnownTask(
