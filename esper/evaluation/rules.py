@@ -1,4 +1,4 @@
-"""Rules that say what grows in any host: they are chosen on training tasks, and carry over to others."""
+"""Rules that decide what grows in any host: they are chosen on training tasks, and carry over to others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
