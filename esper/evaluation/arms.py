@@ -22,10 +22,11 @@ from esper.evaluation.arm_jobs import (
 )
 from esper.evaluation.policy_jobs import blind_jobs, permuted_jobs, ppo_jobs, shuffled_jobs
 
-__all__ = ["ARMS", "Arm", "ArmContext", "CreateJobs", "arms_of_clock", "base_name", "default_arms", "get_arm"]
+__all__ = ["ARMS", "ORACLE", "Arm", "ArmContext", "CreateJobs", "arms_of_clock", "base_name", "default_arms", "get_arm"]
 
 ArmClock = Literal["both", "batches", "budget"]
 MOMENT = "a share of the budget between 0 and 1"  # numbers that some arms take after @
+ORACLE = "oracle"  # the arm with the best plan that is known for each task
 PREFIX = "a number of budgets of search.budgets"
 
 
@@ -38,7 +39,7 @@ class Arm:
         create_jobs: the jobs that run its episodes
         needs: what its jobs depend on: nothing, `ckpt`, or `reference` for the finished episodes of that arm
         grows: False for static networks
-        is_control: whether it is a negative control, which nobody would deploy
+        is_control: whether nobody would deploy it, because it is a control or knows more than it may
         clock: whether it exists with episodes of a number of batches, of a budget of FLOPs, or both
         has_search: whether a search chooses its plan
         number: what a number after @ in its name means; empty if it takes none
@@ -153,10 +154,10 @@ ARMS = {
         "the learned controller with the descriptors of blueprints shuffled among them (a control)",
         shuffled_jobs, "ckpt", is_control=True, is_default=False,
     ),
-    "oracle": Arm(
+    ORACLE: Arm(
         "on each task of a distribution, the best plan that is known for it: of all searches, of the shipped list, of "
         "best_fixed, none and full",
-        chosen_jobs("oracle"), clock="budget", has_search=True,
+        chosen_jobs(ORACLE), is_control=True, clock="budget", has_search=True,
     ),
 }  # fmt: skip
 

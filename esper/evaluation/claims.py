@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from esper.evaluation.arms import ORACLE
 from esper.evaluation.results import ArmResults, TaskResults, paired_values
 from esper.evaluation.statistics import MIN_UNITS, SIGNIFICANCE, Estimate, Strata, holm, paired_difference
 
@@ -55,10 +56,10 @@ def compare_arms(tasks: Sequence[TaskResults], main: str, primary: str | None = 
 
     On MIN_UNITS tasks or more, fewer controllers than that are these controllers and no sample of others: intervals and
     p-values are over tasks and episode seeds. The comparison with `primary` was fixed beforehand and keeps its p-value;
-    those of the others are adjusted (Holm).
+    those of the others are adjusted (Holm). The oracle is no rival, as it is chosen on the task itself: see regret.
     """
     found = []
-    for name in dict.fromkeys(name for task in tasks for name in task.arms if name != main):
+    for name in dict.fromkeys(name for task in tasks for name in task.arms if name not in (main, ORACLE)):
         with_both = [task.arms for task in tasks if {name, main} <= set(task.arms)]
         ours, theirs = [arms[main] for arms in with_both], [arms[name] for arms in with_both]
         strata = paired_values(ours, theirs)

@@ -36,7 +36,16 @@ from esper.records import read_episodes
 from esper.tasks import task_digest
 
 SCORES_FILE = "growthbench.json"
-FIXED_KEYS = ("tasks", "split", "seed", "episodes", "controllers", "experiment", "resume")  # that the list sets
+FIXED_KEYS = (
+    "tasks",
+    "tasks.split",
+    "split",
+    "seed",
+    "episodes",
+    "controllers",
+    "experiment",
+    "resume",
+)  # that the list sets
 
 
 def write_instances(name: str, directories: Sequence[Path], path: Path | None) -> Path:
@@ -80,7 +89,7 @@ def _compose(instances: InstanceList, split: str, overrides: Sequence[str]) -> t
     """The evaluation of an agent or a controller on the episode seeds of a list, and all its overrides."""
     for override in overrides:
         key = override_key(override)
-        if key.removeprefix("tasks.") in FIXED_KEYS or key == f"tasks.counts.{split}":
+        if key in FIXED_KEYS or key == f"tasks.counts.{split}":
             raise ValueError(f"{override}: must not be typed, as the list of instances sets {key}.")
     typed = {override_key(override): override.partition("=")[2] for override in overrides}
     if ("agent" in typed) == ("ckpt" in typed):

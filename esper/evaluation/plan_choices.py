@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from esper.config import build_environment, known_tasks, task_specs
 from esper.environment import EpisodeStart
 from esper.evaluation.arm_context import ArmContext
-from esper.evaluation.arms import base_name
+from esper.evaluation.arms import ORACLE, base_name
 from esper.evaluation.episode_store import EpisodeStore
 from esper.evaluation.halving import FULL_SEED
 from esper.evaluation.plan_episodes import PlanEpisodes, RunMissing
@@ -22,7 +22,6 @@ from esper.evaluation.rule_choices import RULE_ARMS, RuleSearches
 from esper.evaluation.runner import EpisodeJob, digest
 from esper.evaluation.searches import Scope, Searches, SearchOutcome, SearchSettings, search_file
 
-ORACLE = "oracle"
 SEARCHED_ARMS = ("best_static", "grow_once", "net2net", "best_open_loop")
 ORACLE_ARMS = ("none", "full", *SEARCHED_ARMS)
 GROWTH_ARMS = ("full", "grow_once", "gated")  # by which it is judged whether growth can help

@@ -70,7 +70,7 @@ def _task_blocks(task: TaskResults, number: int, main: str, provenance: Provenan
     return {
         "Results": _results(task),
         "Paired differences": [*_differences(task, main, provenance.primary), *per_controller_tables(task, main)],
-        "Rent": rent_blocks(task, main),
+        "Rent": rent_blocks([task], main),
         "Cost against score": [frontier],
         "Performance profile": [profile],
         "Median episodes": _timelines(task, number, main),

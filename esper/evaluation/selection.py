@@ -10,8 +10,8 @@ from esper.checkpoints import checkpoint_names, find_checkpoint
 from esper.config import grows_hosts, host_nodes, known_tasks, variant_nodes
 from esper.config.signatures import check_target
 from esper.evaluation.agents import agent_name, load_agent
-from esper.evaluation.arms import ARMS, MOMENT, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
-from esper.evaluation.plan_choices import ORACLE, SEARCHED_ARMS, is_distribution, training_config
+from esper.evaluation.arms import ARMS, MOMENT, ORACLE, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
+from esper.evaluation.plan_choices import is_distribution, training_config
 from esper.evaluation.rule_choices import RULE_ARMS
 from esper.hosts import CNNHost, parse_variant
 from esper.records import EpisodeRecord, read_lines
@@ -47,8 +47,8 @@ def selected_arms(config: DictConfig) -> list[str]:
     ]
     if (derived or config.reference) and reference_arm(config) not in arms:
         arms.append(reference_arm(config))
-    if is_distribution(config) and is_budgeted and set(arms) & set(SEARCHED_ARMS):
-        arms.append(ORACLE)
+    if is_distribution(config) and is_budgeted and "best_static" in arms:
+        arms.append(ORACLE)  # each task is searched already
     return list(dict.fromkeys(part for name in arms for part in _with_prefixes(name, config)))
 
 

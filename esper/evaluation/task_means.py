@@ -27,7 +27,8 @@ def print_task_means(tasks: Sequence[TaskResults], main: str, provenance: Proven
         if not is_comparable:
             continue
         for name, table in group_tables(own, main, provenance):
-            print_table(table, f"{heading}{name} [95 % intervals]", console)
+            has_intervals = any("[" in cell for row in table.rows for cell in row)
+            print_table(table, f"{heading}{name}{' [95 % intervals]' if has_intervals else ''}", console)
         best = best_rule(summarise_arms(own, provenance.oracle))
         if best is not None and own[0].task_split == "train":
             console.print(describe_best_rule(best), soft_wrap=True)

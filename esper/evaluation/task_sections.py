@@ -21,6 +21,7 @@ from esper.evaluation.claims import ArmComparison, compare_arms, format_p_value
 from esper.evaluation.document import Block, Paragraph, ReportFigure, ReportTable, Section, format_interval
 from esper.evaluation.provenance import Provenance
 from esper.evaluation.regret import describe_oracle, lr_table, search_table, task_search_table
+from esper.evaluation.rent_sweep import rent_table
 from esper.evaluation.results import BARE_HOST, FAILURE_MARGIN, RESULT_METRICS, TaskResults
 from esper.evaluation.statistics import MIN_UNITS, Estimate, probability_of_improvement
 from esper.tasks import LEAST_GAIN
@@ -57,8 +58,9 @@ def group_tables(tasks: Sequence[TaskResults], main: str, provenance: Provenance
         f"differences to {main}": _difference_table(comparisons, main),
         "cost": _cost_table(tasks),
         "regret by family": _family_table(tasks, provenance.oracle),
-        f"{without_use} of {len(tasks)} tasks, where growth cannot help": _harm_table(tasks, provenance.growth_gains),
+        f"growth cannot help on {without_use} of {len(tasks)} tasks": _harm_table(tasks, provenance.growth_gains),
         "learning rates": lr_table(tasks),
+        "differences by weight of the rent": rent_table(tasks, main),
     }
     return [(title, table) for title, table in tables.items() if table is not None and table.rows]
 
@@ -124,16 +126,17 @@ def _notes(tasks: Sequence[TaskResults], main: str, provenance: Provenance) -> d
     return {
         "arms": (
             "Score is the mean over tasks. Gain is the score minus that of none on the same episode seed: its mean "
-            "with an interval over tasks, the interquartile mean of all episodes, and the mean of their lowest "
+            "with an interval over tasks, the mean of the middle half of all episodes, and the mean of their lowest "
             "tenth. An episode is a failure if it ended with non-finite values, or scores more than "
             f"{FAILURE_MARGIN:g} points below none. Normalised regret is the mean over the tasks in brackets. "
             + (describe_oracle(provenance) if provenance.oracle else "")
         ),
-        "differences": (
+        "differences to": (
             "The mean over tasks of the interquartile mean of paired differences, on the same episode seeds. Intervals "
             f"are over {units}. p-values are adjusted for the number of comparisons (Holm), except that of the primary "
             f"one. With fewer than {MIN_UNITS} tasks, results are of these tasks."
         ),
+        "by weight": "Scores minus weight x ln(parameters / host parameters); intervals as above, not adjusted.",
         "cost": "Means over tasks. Parameters at the end are relative to the host's.",
         "cannot help": (
             f"Growth cannot help where the best of full, grow_once and gated gains less than {LEAST_GAIN:g} points "
@@ -157,7 +160,7 @@ def _arm_table(summaries: Sequence[ArmSummary]) -> ReportTable:
         for one in summaries
     ]  # fmt: skip
     header = (
-        "arm", "tasks", "episodes", "score", f"gain over {BARE_HOST}", "interquartile", "worst tenth", "failures",
+        "arm", "tasks", "episodes", "score", f"gain over {BARE_HOST}", "middle half", "worst tenth", "failures",
         "regret", "normalised",
     )  # fmt: skip
     return ReportTable(header, rows)
