@@ -19,6 +19,7 @@ from esper.evaluation.across_tasks import (
 )
 from esper.evaluation.claims import ArmComparison, compare_arms, format_p_value
 from esper.evaluation.document import Block, Paragraph, ReportFigure, ReportTable, Section, format_interval
+from esper.evaluation.per_controller import controllers_over_tasks
 from esper.evaluation.provenance import Provenance
 from esper.evaluation.regret import describe_oracle, lr_table, search_table, task_search_table
 from esper.evaluation.rent_sweep import rent_table
@@ -56,6 +57,7 @@ def group_tables(tasks: Sequence[TaskResults], main: str, provenance: Provenance
     tables = {
         "arms": _arm_table(summaries),
         f"differences to {main}": _difference_table(comparisons, main),
+        "controllers": controllers_over_tasks(tasks, main, provenance.primary),
         "cost": _cost_table(tasks),
         "regret by family": _family_table(tasks, provenance.oracle),
         f"growth cannot help on {without_use} of {len(tasks)} tasks": _harm_table(tasks, provenance.growth_gains),
@@ -137,6 +139,7 @@ def _notes(tasks: Sequence[TaskResults], main: str, provenance: Provenance) -> d
             f"one. With fewer than {MIN_UNITS} tasks, results are of these tasks."
         ),
         "by weight": "Scores minus weight x ln(parameters / host parameters); intervals as above, not adjusted.",
+        "controllers": "Each trained controller by itself, with intervals over tasks.",
         "cost": "Means over tasks. Parameters at the end are relative to the host's.",
         "cannot help": (
             f"Growth cannot help where the best of full, grow_once and gated gains less than {LEAST_GAIN:g} points "

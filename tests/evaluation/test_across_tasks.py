@@ -18,6 +18,7 @@ from esper.evaluation.across_tasks import (
 )
 from esper.evaluation.claims import compare_arms
 from esper.evaluation.output import write_results
+from esper.evaluation.per_controller import controllers_over_tasks
 from esper.evaluation.provenance import Provenance, merge_provenance
 from esper.evaluation.regret import search_table, searches_of_task, task_search_table
 from esper.evaluation.results import TaskResults, group_by_task
@@ -120,6 +121,10 @@ def test_a_few_controllers_on_many_tasks_are_compared_over_tasks_and_seeds() -> 
     assert not one.over_controllers.excludes_zero, "three controllers as a sample"
     assert one.claim == "better, of these controllers"
     assert one.is_primary
+    table = controllers_over_tasks(tasks, "ppo", "none")
+    assert table is not None
+    assert table.header == ("controller", "tasks", "score", "- none")
+    assert [round(float(row[3].split()[0]), 1) for row in table.rows] == [0.5, 1.5, 2.5]
     (single,) = compare_arms(tasks[:1], "ppo")
     assert single.over_controllers is None, "a single task has intervals over controllers, as before"
     six = [each for number in range(6) for each in episodes_of("ppo", [number / 2 + 0.1] * 8, checkpoint=f"/{number}")]
