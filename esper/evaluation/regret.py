@@ -116,7 +116,7 @@ def _sum_over_tasks(outcome: Mapping[str, Any]) -> Mapping[str, Any]:
                 for key in budgets}  # fmt: skip
     gflops = sum(part["gflops"] for part in own)
     return {
-        "plan": f"one for each of {len(own)} tasks, {gflops / len(own):,.0f} GFLOPs each",
+        "plan": f"one for each of {len(own)} tasks, {gflops / len(own):,.1f} GFLOPs each",
         "score": None if None in scores else float(np.mean(scores)),
         "gflops": gflops,
         "episodes": sum(part["episodes"] for part in own),

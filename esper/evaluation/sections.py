@@ -44,12 +44,12 @@ def report_sections(
     sections = [Section("The question", _question(tasks, references, provenance.primary))] if tasks else []
     if provenance.remarks:
         sections.append(Section("Remarks", [Paragraph(remark) for remark in provenance.remarks]))
+    if tasks:
+        sections += task_group_sections(tasks, references[tasks[0].title], provenance)
     for number, task in enumerate(tasks):
         prefix = "" if len(tasks) == 1 else f"{task.title}: "
         blocks = _task_blocks(task, number, references[task.title], provenance)
         sections += [Section(f"{prefix}{name}", parts) for name, parts in blocks.items() if parts]
-    if tasks:
-        sections += task_group_sections(tasks, references[tasks[0].title], provenance)
     if runs:
         sections.append(Section("Training", [*training_blocks(runs), *run_group_tables(runs)]))
     return title, [*sections, Section("Protocol", _protocol(tasks, provenance))]

@@ -175,8 +175,8 @@ def test_searches_of_tasks_have_a_summary_and_a_row_for_each_task() -> None:
     assert table is not None
     assert table.rows == [
         ["grow_once", "norm at 0.25 (chosen on 12 training tasks)", "40.00", "90", "30"],
-        ["best_static@1", "one for each of 2 tasks, 1 GFLOPs each", "20.00", "2", "8"],
-        ["best_static", "one for each of 2 tasks, 10 GFLOPs each", "30.50", "20", "24"],
+        ["best_static@1", "one for each of 2 tasks, 1.0 GFLOPs each", "20.00", "2", "8"],
+        ["best_static", "one for each of 2 tasks, 10.0 GFLOPs each", "30.50", "20", "24"],
     ]
     by_task = task_search_table(SEARCHES)
     assert by_task is not None
