@@ -14,6 +14,9 @@ from esper.evaluation.provenance import Provenance
 from esper.evaluation.results import TaskResults
 from esper.evaluation.task_sections import describe_best_rule, group_tables
 
+MEAN_COLUMNS = 7  # arms beside each other on the screen
+REPORT_COLUMNS = ("over controllers", "P(improvement)")  # that the screen has no place for
+
 
 def print_task_means(tasks: Sequence[TaskResults], main: str, provenance: Provenance, console: Console) -> None:
     """Print the tables of each split of tasks; `main` is the reference.
@@ -23,19 +26,22 @@ def print_task_means(tasks: Sequence[TaskResults], main: str, provenance: Proven
     groups = group_by_split(tasks)
     for title, own in groups.items():
         is_comparable, heading = are_comparable(own), f"{title}: " if len(groups) > 1 else ""
-        console.print(_mean_table(own, f"{heading}mean scores by task", with_mean=is_comparable))
+        arms = list(dict.fromkeys(name for task in own for name in task.arms))
+        for start in range(0, len(arms), MEAN_COLUMNS):
+            some = arms[start : start + MEAN_COLUMNS]
+            console.print(_mean_table(own, some, f"{heading}mean scores by task", with_mean=is_comparable))
         if not is_comparable:
             continue
         for name, table in group_tables(own, main, provenance):
             has_intervals = any("[" in cell for row in table.rows for cell in row)
-            print_table(table, f"{heading}{name}{' [95 % intervals]' if has_intervals else ''}", console)
+            shown = drop_columns(table, REPORT_COLUMNS)
+            print_table(shown, f"{heading}{name}{' [95 % intervals]' if has_intervals else ''}", console)
         best = best_rule(summarise_arms(own, provenance.oracle))
         if best is not None and own[0].task_split == "train":
             console.print(describe_best_rule(best), soft_wrap=True)
 
 
-def _mean_table(tasks: Sequence[TaskResults], title: str, *, with_mean: bool) -> Table:
-    arms = list(dict.fromkeys(name for task in tasks for name in task.arms))
+def _mean_table(tasks: Sequence[TaskResults], arms: Sequence[str], title: str, *, with_mean: bool) -> Table:
     means = {task.title: {name: task.summarise(name).mean.value for name in task.arms} for task in tasks}
     table = empty_table(title, ("task", *arms))
     for task, by_arm in sorted(means.items()):
@@ -43,8 +49,15 @@ def _mean_table(tasks: Sequence[TaskResults], title: str, *, with_mean: bool) ->
     if with_mean:
         table.add_section()
         totals = [[by_arm[name] for by_arm in means.values() if name in by_arm] for name in arms]
-        table.add_row("mean", *(f"{fmean(scores):.2f}" for scores in totals))
+        table.add_row("mean", *(f"{fmean(scores):.2f}" if scores else "-" for scores in totals))
     return table
+
+
+def drop_columns(table: ReportTable, names: Sequence[str]) -> ReportTable:
+    """The table without some columns."""
+    kept = [column for column, name in enumerate(table.header) if name not in names]
+    rows = [[row[column] for column in kept] for row in table.rows]
+    return ReportTable([table.header[column] for column in kept], rows)
 
 
 def print_table(table: ReportTable | None, title: str, console: Console) -> None:

@@ -128,7 +128,7 @@ def _notes(tasks: Sequence[TaskResults], main: str, provenance: Provenance) -> d
     return {
         "arms": (
             "Score is the mean over tasks. Gain is the score minus that of none on the same episode seed: its mean "
-            "with an interval over tasks, the mean of the middle half of all episodes, and the mean of their lowest "
+            "with an interval over tasks, that of the middle half of all episodes, and that of their worst "
             "tenth. An episode is a failure if it ended with non-finite values, or scores more than "
             f"{FAILURE_MARGIN:g} points below none. Normalised regret is the mean over the tasks in brackets. "
             + (describe_oracle(provenance) if provenance.oracle else "")
@@ -155,7 +155,7 @@ def _arm_table(summaries: Sequence[ArmSummary]) -> ReportTable:
 
     rows = [
         [
-            one.arm, str(one.tasks), str(one.episodes), f"{one.score.value:.2f}", _interval(one.gain),
+            one.arm, str(one.tasks), f"{one.score.value:.2f}", _interval(one.gain),
             show(one.middle_gain), show(one.worst_gain), f"{one.failure_rate:.0%}",
             "-" if one.regret is None else format_interval(one.regret),
             "-" if one.normalised is None else f"{one.normalised:.2f} ({one.normalised_tasks})",
@@ -163,8 +163,7 @@ def _arm_table(summaries: Sequence[ArmSummary]) -> ReportTable:
         for one in summaries
     ]  # fmt: skip
     header = (
-        "arm", "tasks", "episodes", "score", f"gain over {BARE_HOST}", "middle half", "worst tenth", "failures",
-        "regret", "normalised",
+        "arm", "tasks", "score", f"gain over {BARE_HOST}", "middle", "worst", "failures", "regret", "normalised",
     )  # fmt: skip
     return ReportTable(header, rows)
 
@@ -180,7 +179,7 @@ def _difference_table(comparisons: Sequence[ArmComparison], main: str) -> Report
         if len(one.strata[0]) > 1
     ]  # fmt: skip
     header = (
-        "comparison", "tasks", "episode seeds", "score difference", "over controllers", "p, adjusted",
+        "comparison", "tasks", "seeds", "score difference", "over controllers", "p, adjusted",
         "P(improvement)", f"result for {main}",
     )  # fmt: skip
     return ReportTable(header, rows)
