@@ -33,6 +33,8 @@ def print_task_means(tasks: Sequence[TaskResults], main: str, provenance: Proven
         if not is_comparable:
             continue
         for name, table in group_tables(own, main, provenance):
+            if "rent" in name:
+                continue  # too wide for a screen
             has_intervals = any("[" in cell for row in table.rows for cell in row)
             shown = drop_columns(table, REPORT_COLUMNS)
             print_table(shown, f"{heading}{name}{' [95 % intervals]' if has_intervals else ''}", console)
