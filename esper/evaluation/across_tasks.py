@@ -76,10 +76,10 @@ def are_comparable(tasks: Sequence[TaskResults]) -> bool:
 
 
 def regrets_by_arm(tasks: Sequence[TaskResults], oracle: str | None) -> RegretsByArm:
-    """The regret of each arm on each task; empty without an oracle."""
+    """The regret of each arm on each task, without intervals of a task; empty without an oracle."""
     found: dict[str, dict[str, Regret]] = {}
     for task in tasks:
-        for arm, regret in regrets(task, oracle).items():
+        for arm, regret in regrets(task, oracle, resamples=1).items():
             found.setdefault(arm, {})[task.title] = regret
     return found
 

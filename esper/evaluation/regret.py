@@ -9,7 +9,7 @@ import numpy as np
 from esper.evaluation.document import Block, Paragraph, ReportTable, format_interval
 from esper.evaluation.provenance import Provenance
 from esper.evaluation.results import ArmResults, TaskResults, paired_values
-from esper.evaluation.statistics import Estimate, estimate, paired_difference
+from esper.evaluation.statistics import RESAMPLES, Estimate, estimate, paired_difference
 
 BASELINE = "none"
 SEARCH_NOTE = (
@@ -32,8 +32,11 @@ class Regret:
     normalised: float | None  # relative to the difference of oracle and none; None where that is too small
 
 
-def regrets(task: TaskResults, oracle: str | None) -> dict[str, Regret]:
-    """The regret of each arm of a task, highest score first; empty without an oracle."""
+def regrets(task: TaskResults, oracle: str | None, *, resamples: int = RESAMPLES) -> dict[str, Regret]:
+    """The regret of each arm of a task, highest score first; empty without an oracle.
+
+    Intervals are by bootstrap: with a single one of `resamples`, only values have a meaning.
+    """
     if oracle is None or oracle not in task.arms:
         return {}
     gap = _distinct_gap(task, oracle)
@@ -41,7 +44,7 @@ def regrets(task: TaskResults, oracle: str | None) -> dict[str, Regret]:
     for name, results in task.arms.items():
         mine, theirs = paired_values([task.arms[oracle]], [results])
         if mine:
-            points = paired_difference(mine, theirs)
+            points = paired_difference(mine, theirs, resamples=resamples)
             found[name] = Regret(points, None if gap is None else points.value / gap)
     return dict(sorted(found.items(), key=lambda item: item[1].points.value))
 
@@ -55,7 +58,7 @@ def _distinct_gap(task: TaskResults, oracle: str) -> float | None:
         return None
     gaps = (mine[0] - theirs[0]).reshape(-1, mine[0].shape[-1]).mean(0)
     error = float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5
-    value = paired_difference(mine, theirs).value
+    value = paired_difference(mine, theirs, resamples=1).value
     return value if value > MIN_ERRORS * error else None
 
 

@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console
 
 from esper.config import build_environment, compose_config, task_specs
+from esper.environment import EpisodeStart
 from esper.evaluation.arm_context import ArmContext
 from esper.evaluation.plan_choices import known_plans, training_config
+from esper.evaluation.plans import Plan
 from esper.evaluation.run import evaluate
 from esper.evaluation.selection import check_arms, selected_arms
 from esper.records import EpisodeRecord
@@ -119,8 +121,18 @@ def test_the_oracle_of_a_task_is_the_best_of_all_plans_that_are_known_for_it(
         assert by_arm[0] == by_arm[1], "the same plan on the same episode seeds"
 
 
-def test_it_is_measured_on_which_tasks_growth_can_help(report: dict[str, Any], episodes: list[EpisodeRecord]) -> None:
+def test_whether_growth_can_help_is_measured_on_episode_seeds_that_no_table_uses(
+    report: dict[str, Any], evaluation: Path, episodes: list[EpisodeRecord]
+) -> None:
     assert sorted(report["growth_gains"]) == tasks_of(episodes)
+    found = [each for path in (evaluation / "cache").iterdir() for each in load_episodes(path)]
+    bare = f"{Plan(EpisodeStart(measured=False)).digest}, 1 of the budget"
+    for task, gain in report["growth_gains"].items():
+        gated = next(each for each in found if each.host == task and each.arm.startswith("gated, "))
+        assert gated.episode_seed not in {each.episode_seed for each in episodes}
+        same = {each.arm: each.selection_score or 0.0 for each in found if each.episode_seed == gated.episode_seed}
+        assert gain >= same[gated.arm] - same[bare] - 1e-9
+        assert any(gain == pytest.approx(score - same[bare]) for score in same.values())
 
 
 def test_a_resumed_evaluation_repeats_no_search(evaluation: Path, report: dict[str, Any]) -> None:
