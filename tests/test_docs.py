@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from esper.command_line import CONF
+from esper.config import compose_config, task_specs
 from esper.evaluation.arms import ARMS
 
 PROJECT = Path(__file__).parent.parent
@@ -78,3 +79,12 @@ def test_the_evaluation_page_lists_every_arm() -> None:
 def test_a_page_lists_every_preset_of_a_group(group: str, name: str, form: str) -> None:
     missing = [path.stem for path in (CONF / group).glob("*.yaml") if form.format(path.stem) not in page(name)]
     assert missing == []
+
+
+@pytest.mark.parametrize("split", ["test", "heldout"])
+def test_the_protocol_lists_the_tasks_of_the_distribution(split: str) -> None:
+    """If families change before the first evaluation, write the new names into docs/generalisation.md."""
+    overrides = ["+experiment=zoo_ppo", f"tasks.split={split}", f"tasks.counts.{split}=20"]
+    names = [spec.name for spec in task_specs(compose_config("evaluate", overrides))]
+    assert len(names) == 20
+    assert f"| `split={split} tasks.counts.{split}=20` | {', '.join(names)} |" in page("generalisation.md")

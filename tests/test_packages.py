@@ -14,10 +14,18 @@ ORDER = (  # each may import only those before it
     "renames", "arguments", "command_line", "plugins", "files", "rng", "flops", "lifecycle", "blueprints", "hosts",
     "growth", "data", "observation", "environment", "tasks", "rewards", "controllers", "ppo", "records", "telemetry",
     "config", "app", "checkpoints", "evaluation", "tuning", "gym", "sweeps", "training", "run", "evaluate",
-    "report", "tune",
+    "report", "tune", "growthbench",
 )  # fmt: skip
 WITHOUT_HYDRA = ORDER[: ORDER.index("config")]
-ENTRY_POINTS = ("run.py", "evaluate.py", "report.py", "tune.py", "data/__main__.py", "tasks/__main__.py")
+ENTRY_POINTS = (
+    "run.py",
+    "evaluate.py",
+    "report.py",
+    "tune.py",
+    "growthbench.py",
+    "data/__main__.py",
+    "tasks/__main__.py",
+)
 CONVENTIONAL = {"main", "cli", "prepare", "log"}  # names that every module of a kind has
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -63,6 +63,8 @@ class SearchOptions(TypedDict):
     finalists: Count
     finalist_seeds: Count
     lr_scales: list[Annotated[float, Gt(0)]] | None
+    episodes: Count
+    harm_seeds: Annotated[int, Ge(0)]
     seed: int
     cache: Name | None
 

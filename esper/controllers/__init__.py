@@ -16,7 +16,14 @@ from esper.controllers.fragrow import FragrowController
 from esper.controllers.gated import GatedController
 from esper.controllers.heuristic import HeuristicController
 from esper.controllers.policy import EpisodeContext, LSTMState, Policy
-from esper.controllers.policy_controller import PermutedPolicyController, PolicyController, PolicyDecision, PolicyMemory
+from esper.controllers.policy_controller import (
+    BlindPolicyController,
+    PermutedPolicyController,
+    PolicyController,
+    PolicyDecision,
+    PolicyMemory,
+    ShuffledPolicyController,
+)
 from esper.controllers.random_controller import RandomController, calibrate_rates
 from esper.controllers.schedule import ScheduleController, ScheduleEntry, keeps_every_seed, random_schedule
 from esper.controllers.simple import NoGrowth, ReplayController
@@ -30,6 +37,7 @@ __all__ = [
     "Agent",
     "AgentController",
     "AgentInterface",
+    "BlindPolicyController",
     "CheckedController",
     "Controller",
     "EpisodeContext",
@@ -51,6 +59,7 @@ __all__ = [
     "RunningStatistics",
     "ScheduleController",
     "ScheduleEntry",
+    "ShuffledPolicyController",
     "TrialController",
     "TunedRule",
     "calibrate_rates",

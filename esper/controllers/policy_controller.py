@@ -49,6 +49,12 @@ class PolicyController:
     def __init__(self, policy: Policy, *, greedy: bool | None, explore: bool = False) -> None:
         self._policy, self._greedy, self._explore = policy, greedy, explore
         self.flops = policy.flops
+        self.blueprint_count = len(policy.layout.blueprints)
+
+    @property
+    def feature_means(self) -> tuple[Tensor, Tensor]:
+        """Of the features of the host and of a slot, over the policy's training."""
+        return self._policy.base_statistics.mean, self._policy.slot_statistics.mean
 
     def begin(self, episode_seeds: Sequence[int]) -> PolicyMemory:
         policy, layout = self._policy, self._policy.layout
@@ -130,6 +136,65 @@ class PermutedPolicyController:
         names = ("base", "slots", "blueprints")
         swapped = {name: getattr(observation, name).roll(1, 0) for name in names}
         return self._controller.act(replace(observation, **swapped), memory)
+
+
+class BlindPolicyController:
+    """A control: a policy controller that sees the mean of each feature, from its own statistics of training.
+
+    Masks, descriptors of blueprints and the seeds that it has planted stay. What it scores less than the policy itself
+    is what observing is worth.
+    """
+
+    def __init__(self, controller: PolicyController) -> None:
+        self._controller = controller
+        self.flops = controller.flops
+
+    def begin(self, episode_seeds: Sequence[int]) -> PolicyMemory:
+        return self._controller.begin(episode_seeds)
+
+    def act(self, observation: PolicyInputs, memory: PolicyMemory) -> tuple[Tensor, PolicyMemory]:
+        means = self._controller.feature_means
+        base, slots = (
+            mean.to(known).expand_as(known)
+            for mean, known in zip(means, (observation.base, observation.slots), strict=True)
+        )
+        slots = torch.where(observation.exists.unsqueeze(-1), slots, 0.0)
+        return self._controller.act(replace(observation, base=base, slots=slots), memory)
+
+
+class ShuffledPolicyController:
+    """A control: a policy controller for which the descriptors of each blueprint are those of another one.
+
+    Each episode has one order, in which no blueprint keeps its own. Names of blueprints stay.
+    """
+
+    def __init__(self, controller: PolicyController) -> None:
+        if controller.blueprint_count < 2:
+            raise ValueError("ppo_shuffled: slots.blueprints must have at least two, to exchange their descriptors.")
+        self._controller = controller
+        self.flops = controller.flops
+
+    def begin(self, episode_seeds: Sequence[int]) -> tuple[Tensor, PolicyMemory]:
+        orders = [_derange(self._controller.blueprint_count, episode_seed) for episode_seed in episode_seeds]
+        return torch.tensor(orders), self._controller.begin(episode_seeds)  # int64 [envs, blueprints]
+
+    def act(
+        self, observation: PolicyInputs, memory: tuple[Tensor, PolicyMemory]
+    ) -> tuple[Tensor, tuple[Tensor, PolicyMemory]]:
+        orders, own = memory
+        known = observation.candidates
+        index = orders.to(known.device)[:, None, :, None].expand_as(known)
+        action, own = self._controller.act(replace(observation, candidates=known.gather(2, index)), own)
+        return action, (orders, own)
+
+
+def _derange(count: int, episode_seed: int) -> list[int]:
+    """A random order in which no number keeps its place: one cycle of all (Sattolo, 1986)."""
+    generator, order = make_generator("shuffled descriptors", episode_seed), list(range(count))
+    for last in range(count - 1, 0, -1):
+        other = int(torch.randint(last, (), generator=generator))
+        order[last], order[other] = order[other], order[last]
+    return order
 
 
 def _draw_uniform(purpose: str, episode_seed: int, count: int) -> Tensor:

@@ -88,8 +88,11 @@ class HostPool:
 
     def slot_names(self, episode_seed: int) -> tuple[str, ...]:
         """The slots of the action space that an episode's host has."""
-        own = self.costs(episode_seed).slots
-        return tuple(name for name in self._slots if name in own)
+        return self.slots_of(self.host_name(episode_seed))
+
+    def slots_of(self, host: str) -> tuple[str, ...]:
+        """The slots of the action space that a host has."""
+        return tuple(name for name in self._slots if name in self._costs[host].slots)
 
     def exists(self, episode_seeds: Iterable[int]) -> Tensor:
         """Which slots of the action space the host of each episode has: bool [episodes, slots]."""
@@ -152,6 +155,10 @@ class HostPool:
         """One episode seed for each host of a purpose."""
         chosen = self._seeds_by_host(purpose, run_seed, index)
         return [chosen[number] for number in self._numbers(purpose)]
+
+    def episode_seed_of(self, host: str, purpose: str, run_seed: int, index: int) -> int:
+        """The episode seed of one host among those of `episode_seeds`."""
+        return self._seeds_by_host(purpose, run_seed, index)[self._names.index(host)]
 
     def _numbers(self, purpose: str) -> list[int]:
         """The hosts that episodes of a purpose draw from."""

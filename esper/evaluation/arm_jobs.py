@@ -1,121 +1,17 @@
 """The jobs that run the episodes of each arm."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
-from esper.controllers import (
-    Controller,
-    NoGrowth,
-    PermutedPolicyController,
-    PolicyController,
-    RandomController,
-    ReplayController,
-    ScheduleController,
-    ScheduleEntry,
-    calibrate_rates,
-)
-from esper.environment import Environment, EpisodeStart
+from esper.controllers import RandomController, ReplayController, ScheduleController, calibrate_rates
+from esper.environment import EpisodeStart
+from esper.evaluation.arm_context import ArmContext, CreateJobs
 from esper.evaluation.plans import Plan, fill, first_blueprint
 from esper.evaluation.runner import EpisodeJob, digest
 from esper.records import EpisodeRecord
-from esper.tasks import FixedPlan
 
 FILL_BLUEPRINTS = ("conv_light", "mlp_small")  # of all_seeds, and of placebo without a budget: the first that fits
-
-
-@dataclass
-class ArmContext:
-    """Everything that arms create their jobs from.
-
-    Arguments:
-        environment: that episodes run in
-        episode_seeds: the same for each arm
-        build_rule: builds a hand-written controller by the name of its arm
-        settings: returns the configuration of that controller as plain data
-        policies: trained controllers by label
-        weights: by label, the digest of a policy's weights and whether it acts greedily or samples
-        training_digests: by label, the digest of a trained controller's task and training settings
-        reference: finished episodes of the reference arm
-        best_schedule: the result of the schedule search without a budget; None before the search
-        recorded_actions: actions of a recorded episode for `replay`; None uses the reference's episodes
-        blueprint: of arms that fill all slots, in order of preference
-        net2net_host: variant of the host that net2net widens it to
-        plans: that searches have chosen, by arm
-        fixed_plan: that is best on average over the training tasks, if it is known
-    """
-
-    environment: Environment
-    episode_seeds: Sequence[int]
-    build_rule: Callable[[str], Controller[Any]]
-    settings: Callable[[str], object]
-    policies: Mapping[str, PolicyController] = field(default_factory=dict)
-    weights: Mapping[str, str] = field(default_factory=dict)
-    training_digests: Mapping[str, str] = field(default_factory=dict)
-    reference: list[EpisodeRecord] = field(default_factory=list)
-    best_schedule: Sequence[ScheduleEntry] | None = None
-    recorded_actions: Sequence[Mapping[str, str]] | None = None
-    blueprint: Sequence[str] = ()
-    net2net_host: str = ""
-    plans: dict[str, Plan] = field(default_factory=dict)
-    fixed_plan: FixedPlan | None = None
-
-    @property
-    def is_budgeted(self) -> bool:
-        """Whether episodes have a budget of FLOPs instead of a number of batches."""
-        return self.environment.is_budgeted
-
-    @property
-    def blind_start(self) -> EpisodeStart:
-        """The start of an arm that looks at no measurement, so that it pays for none under a budget.
-
-        A gate of the lifecycle that requires a contribution needs it to be measured in every arm.
-        """
-        gates = self.environment.rules.gates.values()
-        return EpisodeStart(measured=not self.is_budgeted or any(gate.contribution is not None for gate in gates))
-
-    def job_per_seed(
-        self, arm: str, controller: Controller[Any], inputs: object, start: EpisodeStart | None = None
-    ) -> list[EpisodeJob]:
-        """One job for each episode seed, without a trained controller."""
-        episode_start = EpisodeStart() if start is None else start
-        variant = digest([inputs, episode_start.to_dict()])
-        return [
-            EpisodeJob(arm, None, (episode_seed,), controller, episode_start, variant, variant)
-            for episode_seed in self.episode_seeds
-        ]
-
-    def plan_jobs(self, arm: str, plan: Plan) -> list[EpisodeJob]:
-        """One job for each episode seed, of an arm that follows a plan."""
-        controller = plan.controller(self.environment.space, self.environment.rules)
-        return [
-            EpisodeJob(arm, None, (episode_seed,), controller, plan.start, plan.digest, plan.digest)
-            for episode_seed in self.episode_seeds
-        ]
-
-    def filled_plan(self, **changes: Any) -> Plan:
-        """Every slot filled with the default blueprint; `changes` are other fields of the start."""
-        space = self.environment.space
-        fossils = fill(space, first_blueprint(self.blueprint, space))
-        return Plan(replace(self.blind_start, fossils=fossils, **changes))
-
-    def widened_plan(self, moment: float) -> Plan:
-        """The host, widened once."""
-        return Plan(replace(self.blind_start, widen=self.net2net_host, at=moment))
-
-    def no_growth(self) -> NoGrowth:
-        return NoGrowth(self.environment.space)
-
-    def reference_by_checkpoint(self) -> dict[str | None, list[EpisodeRecord]]:
-        """The reference's episodes in the order of the episode seeds."""
-        by_checkpoint: dict[str | None, list[EpisodeRecord]] = {}
-        for episode in sorted(self.reference, key=lambda episode: self.episode_seeds.index(episode.episode_seed)):
-            by_checkpoint.setdefault(episode.checkpoint, []).append(episode)
-        return by_checkpoint
-
-
-CreateJobs = Callable[[ArmContext], list[EpisodeJob]]
 
 
 def _derived_variant(episode: EpisodeRecord) -> str:
@@ -168,14 +64,9 @@ def grow_once_jobs(arm: str, moment: float) -> CreateJobs:
 def best_fixed_jobs(context: ArmContext) -> list[EpisodeJob]:
     """The plan that is best on average over the training tasks."""
     assert context.fixed_plan is not None
-    plan, variant = context.fixed_plan, digest(context.fixed_plan.to_dict())
-    jobs = []
-    for episode_seed in context.episode_seeds:
-        fossils = plan.start(context.environment.host_pool.slot_names(episode_seed)).fossils
-        start = replace(context.blind_start, fossils=fossils, at=plan.at)
-        inputs = digest([variant, start.to_dict()])
-        jobs.append(EpisodeJob("best_fixed", None, (episode_seed,), context.no_growth(), start, inputs, variant))
-    return jobs
+    plan, pool = context.fixed_plan, context.environment.host_pool
+    plans = {seed: context.plan_of_fixed(plan, pool.slot_names(seed)) for seed in context.episode_seeds}
+    return context.jobs_of_plans("best_fixed", plans)
 
 
 def net2net_jobs(arm: str, moment: float) -> CreateJobs:
@@ -184,8 +75,13 @@ def net2net_jobs(arm: str, moment: float) -> CreateJobs:
 
 
 def chosen_jobs(arm: str) -> CreateJobs:
-    """The plan that a search has chosen for an arm."""
-    return lambda context: context.plan_jobs(arm, context.plans[arm])
+    """The plan that a search has chosen for an arm, on each task."""
+
+    def create_jobs(context: ArmContext) -> list[EpisodeJob]:
+        names = {seed: context.environment.host_pool.host_name(seed) for seed in context.episode_seeds}
+        return context.jobs_of_plans(arm, {seed: context.plans[arm][name] for seed, name in names.items()})
+
+    return create_jobs
 
 
 def best_open_loop_jobs(context: ArmContext) -> list[EpisodeJob]:
@@ -194,33 +90,6 @@ def best_open_loop_jobs(context: ArmContext) -> list[EpisodeJob]:
     assert context.best_schedule is not None
     controller = ScheduleController(context.environment.space, context.best_schedule)
     return context.job_per_seed("best_open_loop", controller, [asdict(entry) for entry in context.best_schedule])
-
-
-def ppo_jobs(context: ArmContext) -> list[EpisodeJob]:
-    """Controllers with different tasks or training settings are separate arms."""
-    inputs = {label: digest([weights, context.settings("ppo")]) for label, weights in context.weights.items()}
-    variants = {label: context.training_digests.get(label, "") for label in context.policies}
-    return [
-        EpisodeJob("ppo", label, (episode_seed,), policy, EpisodeStart(), inputs[label], variants[label])
-        for label, policy in context.policies.items()
-        for episode_seed in context.episode_seeds
-    ]
-
-
-def permuted_jobs(context: ArmContext) -> list[EpisodeJob]:
-    """Episodes run in pairs, so that they do not depend on `environment.envs`; an odd last one runs with the first."""
-    episode_seeds = list(context.episode_seeds)
-    pairs = [(episode_seeds[index : index + 2] + episode_seeds[:1])[:2] for index in range(0, len(episode_seeds), 2)]
-    jobs = []
-    for label, policy in context.policies.items():
-        variant, controller = context.training_digests.get(label, ""), PermutedPolicyController(policy)
-        for index, pair in enumerate(pairs):
-            inputs = digest([context.weights[label], context.settings("ppo"), variant, pair])
-            count = min(2, len(episode_seeds) - 2 * index)
-            jobs.append(
-                EpisodeJob("ppo_permuted", label, tuple(pair), controller, EpisodeStart(), inputs, variant, count)
-            )
-    return jobs
 
 
 def static_jobs(arm: str, *, grown: bool, matched: bool) -> CreateJobs:
@@ -237,7 +106,8 @@ def static_jobs(arm: str, *, grown: bool, matched: bool) -> CreateJobs:
         for episode in context.reference:
             fossils = episode.fossils if grown else {}
             batches = context.environment.batches_for(episode.flops, fossils, episode.episode_seed) if matched else None
-            plan = context.plans.get(episode.arm)
+            task = context.environment.host_pool.host_name(episode.episode_seed)
+            plan = context.plans.get(episode.arm, {}).get(task)
             host = plan.start.final_host if plan and grown else None
             start = replace(context.blind_start, fossils=fossils, batches=batches, host=host)
             variant = _derived_variant(episode)

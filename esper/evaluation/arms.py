@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from esper.evaluation.arm_context import ArmContext, CreateJobs
 from esper.evaluation.arm_jobs import (
-    ArmContext,
-    CreateJobs,
     all_seeds_jobs,
     best_fixed_jobs,
     best_open_loop_jobs,
@@ -15,19 +14,19 @@ from esper.evaluation.arm_jobs import (
     grow_once_jobs,
     net2net_jobs,
     none_jobs,
-    permuted_jobs,
     placebo_jobs,
-    ppo_jobs,
     random_rate_jobs,
     replay_jobs,
     rule_jobs,
     static_jobs,
 )
+from esper.evaluation.policy_jobs import blind_jobs, permuted_jobs, ppo_jobs, shuffled_jobs
 
-__all__ = ["ARMS", "Arm", "ArmContext", "CreateJobs", "arms_of_clock", "base_name", "default_arms", "get_arm"]
+__all__ = ["ARMS", "ORACLE", "Arm", "ArmContext", "CreateJobs", "arms_of_clock", "base_name", "default_arms", "get_arm"]
 
 ArmClock = Literal["both", "batches", "budget"]
 MOMENT = "a share of the budget between 0 and 1"  # numbers that some arms take after @
+ORACLE = "oracle"  # the arm with the best plan that is known for each task
 PREFIX = "a number of budgets of search.budgets"
 
 
@@ -40,12 +39,13 @@ class Arm:
         create_jobs: the jobs that run its episodes
         needs: what its jobs depend on: nothing, `ckpt`, or `reference` for the finished episodes of that arm
         grows: False for static networks
-        is_control: whether it is a negative control, which nobody would deploy
+        is_control: whether nobody would deploy it, because it is a control or knows more than it may
         clock: whether it exists with episodes of a number of batches, of a budget of FLOPs, or both
         has_search: whether a search chooses its plan
         number: what a number after @ in its name means; empty if it takes none
         numbered: creates the jobs of the arm with a name and its number
         replaced_by: the arm of a budget that takes its place
+        is_default: whether `controllers=all` includes it
     """
 
     description: str
@@ -58,6 +58,7 @@ class Arm:
     number: str = ""
     numbered: Callable[[str, float], CreateJobs] | None = None
     replaced_by: str = ""
+    is_default: bool = True
 
 
 ARMS = {
@@ -144,6 +145,19 @@ ARMS = {
     "ppo": Arm("the learned controller", ppo_jobs, "ckpt"),
     "ppo_permuted": Arm(
         "the learned controller with the observation of another episode (a negative control)", permuted_jobs, "ckpt"
+    ),
+    "ppo_blind": Arm(
+        "the learned controller with the mean of each feature in place of what it observes (a control)",
+        blind_jobs, "ckpt", is_control=True, is_default=False,
+    ),
+    "ppo_shuffled": Arm(
+        "the learned controller with the descriptors of blueprints shuffled among them (a control)",
+        shuffled_jobs, "ckpt", is_control=True, is_default=False,
+    ),
+    ORACLE: Arm(
+        "on each task of a distribution, the best plan that is known for it: of all searches, of the shipped list, of "
+        "best_fixed, none and full",
+        chosen_jobs(ORACLE), is_control=True, clock="budget", has_search=True,
     ),
 }  # fmt: skip
 

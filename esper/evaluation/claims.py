@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from esper.evaluation.arms import ORACLE
 from esper.evaluation.results import ArmResults, TaskResults, paired_values
 from esper.evaluation.statistics import MIN_UNITS, SIGNIFICANCE, Estimate, Strata, holm, paired_difference
 
@@ -23,6 +24,7 @@ class ArmComparison:
     is_primary: bool
     strata: tuple[Strata, Strata]  # scores of the reference and of the arm, paired
     controllers: int | None  # trained ones, of whichever arm has fewer; None if neither has any
+    over_controllers: Estimate | None = None  # if `gap` is of these controllers: with an interval over controllers too
 
     @property
     def episode_seeds(self) -> int:
@@ -52,20 +54,30 @@ class ArmComparison:
 def compare_arms(tasks: Sequence[TaskResults], main: str, primary: str | None = None) -> list[ArmComparison]:
     """The reference `main` compared with every other arm, over all tasks that have both.
 
-    The comparison with `primary` was fixed beforehand and keeps its p-value; those of the others are adjusted (Holm).
+    On MIN_UNITS tasks or more, fewer controllers than that are these controllers and no sample of others: intervals and
+    p-values are over tasks and episode seeds. The comparison with `primary` was fixed beforehand and keeps its p-value;
+    those of the others are adjusted (Holm). The oracle is no rival, as it is chosen on the task itself: see regret.
     """
     found = []
-    for name in dict.fromkeys(name for task in tasks for name in task.arms if name != main):
+    for name in dict.fromkeys(name for task in tasks for name in task.arms if name not in (main, ORACLE)):
         with_both = [task.arms for task in tasks if {name, main} <= set(task.arms)]
         ours, theirs = [arms[main] for arms in with_both], [arms[name] for arms in with_both]
         strata = paired_values(ours, theirs)
         if strata[0]:
-            gap = paired_difference(*strata)
+            gap, wider = paired_difference(*strata), None
             controllers = _count_controllers([*ours, *theirs])
-            found.append(ArmComparison(name, gap, gap.p_value, name == primary, strata, controllers))
+            if are_few_controllers([*ours, *theirs], len(strata[0])):
+                gap, wider = paired_difference(*strata, fixed_controllers=True), gap
+            found.append(ArmComparison(name, gap, gap.p_value, name == primary, strata, controllers, wider))
     others = [comparison for comparison in found if not comparison.is_primary]
     adjusted = dict(zip((other.arm for other in others), holm([other.p_value for other in others]), strict=True))
     return [replace(comparison, p_value=adjusted.get(comparison.arm, comparison.p_value)) for comparison in found]
+
+
+def are_few_controllers(arms: Sequence[ArmResults], tasks: int) -> bool:
+    """Whether a result on this number of tasks is one of these controllers: too few to be a sample of others."""
+    controllers = _count_controllers(arms)
+    return tasks >= MIN_UNITS and controllers is not None and 1 < controllers < MIN_UNITS
 
 
 def describe_scope(controllers: int | None) -> str:

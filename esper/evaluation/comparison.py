@@ -20,10 +20,11 @@ from esper.environment import Environment
 from esper.evaluation.agents import agent_name, agent_settings, build_agent
 from esper.evaluation.arms import ArmContext, get_arm
 from esper.evaluation.episode_store import EpisodeStore, episode_key
+from esper.evaluation.plan_choices import ChosenPlans, choose_plans
+from esper.evaluation.plan_episodes import selection_score
 from esper.evaluation.provenance import Provenance, current_versions
 from esper.evaluation.runner import EpisodeJob, run_jobs
-from esper.evaluation.schedule_search import ScheduleSearch, search_schedules, selection_score
-from esper.evaluation.searches import Searches, SearchSettings, search_file
+from esper.evaluation.schedule_search import ScheduleSearch, search_schedules
 from esper.evaluation.selection import check_arms, fixed_plan, load_recorded_actions, reference_arm, selected_arms
 from esper.growth import export
 from esper.records import EpisodeRecord
@@ -49,8 +50,7 @@ class Comparison:
             checkpoint_names(config.ckpt), self.environment.layout
         )
         self._schedule_search: ScheduleSearch | None = None
-        self._searches: Searches | None = None
-        self._oracle: str | None = None
+        self._chosen: ChosenPlans | None = None
         self.context = ArmContext(
             environment=self.environment,
             episode_seeds=[
@@ -161,29 +161,29 @@ class Comparison:
         self._run_missing(progress, self.store, self.create_jobs(derived), test=True)
 
     def _search_plans(self, progress: Progress, arms: Sequence[str]) -> None:
-        """Run the searches of some arms, and choose the oracle."""
+        """Run the searches of some arms."""
 
-        def run_missing(store: EpisodeStore, jobs: Sequence[EpisodeJob]) -> None:
-            self._run_missing(progress, store, jobs, test=False)
+        def run_missing(environment: Environment, store: EpisodeStore, jobs: Sequence[EpisodeJob]) -> None:
+            self._run_missing(progress, store, jobs, test=False, environment=environment)
 
         config = self.config
-        if not self.environment.is_budgeted:
-            episodes = config.schedules or max(trained.info.episodes for trained in self.controllers)
-            path = self.directory / "search.jsonl"
-            self._schedule_search = search_schedules(self.environment, episodes, config.seed, path, run_missing)
-            self.context.best_schedule = self._schedule_search.best
+        if self.environment.is_budgeted:
+            self._chosen = choose_plans(config, self.context, self.arms, arms, run_missing, self.directory)
+            self.context.plans |= self._chosen.plans
             return
-        path = search_file(config, self.environment.space.blueprints, self.directory)
-        settings = {key: value for key, value in to_plain_config(config.search).items() if key != "cache"}
-        self._searches = Searches(self.context, SearchSettings(**settings), EpisodeStore(path), run_missing)
-        for name in arms:
-            self.context.plans[name] = self._searches.find(name).plan
-        self._oracle = self._searches.choose_oracle(self.arms)
+        episodes = config.schedules or max(trained.info.episodes for trained in self.controllers)
+        path = self.directory / "search.jsonl"
+        self._schedule_search = search_schedules(self.environment, episodes, config.seed, path, run_missing)
+        self.context.best_schedule = self._schedule_search.best
 
     def create_jobs(self, arms: Sequence[str]) -> list[EpisodeJob]:
         return [job for name in arms for job in get_arm(name).create_jobs(self.context)]
 
-    def _run_missing(self, progress: Progress, store: EpisodeStore, jobs: Sequence[EpisodeJob], *, test: bool) -> None:
+    def _run_missing(
+        self, progress: Progress, store: EpisodeStore, jobs: Sequence[EpisodeJob], *,
+        test: bool, environment: Environment | None = None,
+    ) -> None:  # fmt: skip
+        """Run the jobs that a store lacks; `environment` is another one than that of the evaluation."""
         missing = sum(len(job.episode_seeds) for job in store.distinct_jobs(jobs))
         task = progress.add_task("", total=missing * self.environment.steps)
 
@@ -191,13 +191,13 @@ class Comparison:
             names = ", ".join(dict.fromkeys(job.arm if test else "search" for job in group))
             progress.update(task, advance=sum(len(job.episode_seeds) for job in group), description=names)
 
-        store.run_missing(self.environment, jobs, advance, test=test)
+        store.run_missing(environment or self.environment, jobs, advance, test=test)
         progress.remove_task(task)
 
     def provenance(self, commands: Sequence[str]) -> Provenance:
         """How the episodes were produced, for the report and for a later resume."""
         training_commands = [trained.info.command for trained in self.controllers]
-        search, searches = self._schedule_search, self._searches
+        search, chosen = self._schedule_search, self._chosen
         trained_for = max((trained.info.episodes for trained in self.controllers), default=0)
         return Provenance(
             commands=[command for command in dict.fromkeys([*training_commands, *commands]) if command],
@@ -209,16 +209,18 @@ class Comparison:
             remarks=[*self.collect_remarks(), *([] if search is None else [search.describe(trained_for)])],
             reference=reference_arm(self.config),
             search_gflops=self._schedule_search_gflops(),
-            searches={} if searches is None else searches.summary(self.environment.steps),
-            oracle=self._oracle,
+            searches={} if chosen is None else chosen.summary,
+            oracle=None if chosen is None else chosen.oracle,
+            growth_gains={} if chosen is None else chosen.growth_gains,
         )
 
     def _schedule_search_gflops(self) -> float | None:
-        """What the search for best_open_loop took, for each host; None without one."""
+        """What the search for best_open_loop took, for each host; None without one for each new host."""
         if self._schedule_search is not None:
             return self._schedule_search.gflops / self._schedule_search.hosts
-        found = None if self._searches is None else self._searches.outcomes.get("best_open_loop")
-        return None if found is None else found.gflops / len(self.environment.host_pool)
+        found = {} if self._chosen is None else self._chosen.summary.get("best_open_loop", {})
+        is_repeated = "gflops" in found and "training_tasks" not in found  # a rule for all tasks is searched once
+        return found["gflops"] / len(self.environment.host_pool) if is_repeated else None
 
     def export_network(self, selector: str | int) -> tuple[Path, EpisodeRecord]:
         """Run the selected episode again and save its network; returns the file, and the episode's record."""

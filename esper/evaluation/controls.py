@@ -16,6 +16,8 @@ def control_blocks(task: TaskResults) -> list[Block]:
         _check_no_gain(task, "placebo", "none", "seeds that cannot help bring no gain"),
         _check_no_gain(task, "ppo_permuted", "replay", "a policy with other observations is no better than a replay"),
         _check_no_gain(task, "replay", "ppo", "a replay is no better than the policy itself"),
+        _check_no_gain(task, "ppo_blind", "ppo", "a policy that observes nothing is no better than the policy itself"),
+        _check_no_gain(task, "ppo_shuffled", "ppo", "nor is one with the descriptors of other blueprints"),
         _check_waiting(task),
     ]
     note = (

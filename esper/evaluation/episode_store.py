@@ -22,6 +22,8 @@ class EpisodeStore:
         self._path, self._shared_fields = path, shared_fields
         self.episodes: list[EpisodeRecord] = []
         self.read_errors: list[str] = []  # a sentence for each line of the file that cannot be read
+        self._by_arm: dict[tuple[str, int], EpisodeRecord] = {}  # of the first self._indexed episodes
+        self._indexed = 0
         if path.exists():
             self.episodes, self.read_errors = read_episodes(path)
 
@@ -31,7 +33,10 @@ class EpisodeStore:
 
     def find(self, arm: str, episode_seed: int) -> EpisodeRecord:
         """The finished episode of an arm without a trained controller."""
-        return next(e for e in reversed(self.episodes) if e.arm == arm and e.episode_seed == episode_seed)
+        for episode in self.episodes[self._indexed :]:
+            self._by_arm[episode.arm, episode.episode_seed] = episode
+        self._indexed = len(self.episodes)
+        return self._by_arm[arm, episode_seed]
 
     def missing_jobs(self, jobs: Sequence[EpisodeJob]) -> list[EpisodeJob]:
         """Jobs with an unfinished episode."""

@@ -1,16 +1,19 @@
 """Searches as pure algorithms: successive halving, a grid, and the re-estimation of finalists.
 
-A search gets candidates and a function that measures trials. A trial is a candidate, a share of the budget, and the
-number of an episode seed of the search. Every share has its own number, the same for all candidates, so that they are
-compared on equal terms.
+A search is a generator: it yields the trials that it needs next, and gets their scores. So several searches, such as
+those of different tasks, can run their trials together. A trial is a candidate, a share of the budget, and the number
+of an episode seed of the search. Every share has its own number, the same for all candidates, so that they are compared
+on equal terms.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, TypeVar
 
 Candidate = TypeVar("Candidate")
+Result = TypeVar("Result")
+Key = TypeVar("Key", bound=Hashable)
 
 RUNGS = (1 / 16, 1 / 4, 1.0)  # shares of the budget that a candidate trains for, each from scratch
 FULL_SEED = RUNGS.index(1.0)  # number of the episode seed of trials with the whole budget; finalists use the next too
@@ -28,7 +31,7 @@ class Trial(Generic[Candidate]):
     seed: int  # number of the search's episode seed
 
 
-Measure = Callable[[Sequence[Trial[Candidate]]], Sequence[float]]  # scores, higher is better
+Search = Generator[Sequence[Trial[Candidate]], Sequence[float], Result]  # yields trials, gets scores: higher is better
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,24 @@ class Choice(Generic[Candidate]):
     budget: float | None = None  # of the prefix of a successive halving, in budgets of an episode
 
 
+def run_together(
+    searches: Mapping[Key, Search[Candidate, Result]],
+    measure: Callable[[Mapping[Key, Sequence[Trial[Candidate]]]], Mapping[Key, Sequence[float]]],
+) -> dict[Key, Result]:
+    """The results of several searches by key; `measure` gets the next trials of all that have not ended."""
+    results: dict[Key, Result] = {}
+    scores: Mapping[Key, Sequence[float] | None] = dict.fromkeys(searches)
+    while scores:
+        wanted: dict[Key, Sequence[Trial[Candidate]]] = {}
+        for key, known in scores.items():
+            try:
+                wanted[key] = next(searches[key]) if known is None else searches[key].send(known)
+            except StopIteration as end:
+                results[key] = end.value
+        scores = measure(wanted) if wanted else {}
+    return {key: results[key] for key in searches}
+
+
 def allocate(available: float, shares: Sequence[float] = RUNGS) -> list[int]:
     """The number of trials of each rung: `available` budgets, split evenly between the rungs that can afford one."""
     for count in range(len(shares), 0, -1):
@@ -51,9 +72,7 @@ def allocate(available: float, shares: Sequence[float] = RUNGS) -> list[int]:
     return [0] * len(shares)
 
 
-def halve(
-    candidates: Iterable[Candidate], measure: Measure[Candidate], budgets: Sequence[float]
-) -> list[Choice[Candidate]]:
+def halve(candidates: Iterable[Candidate], budgets: Sequence[float]) -> Search[Candidate, list[Choice[Candidate]]]:
     """Successive halving with nested prefixes; returns the choice of each prefix.
 
     The first rung takes new candidates. Each further rung takes the best of the rung before it that it does not have
@@ -61,7 +80,6 @@ def halve(
 
     Arguments:
         candidates: in the order in which they are tried
-        measure: returns a score for each trial
         budgets: total cost of each prefix in budgets of an episode, ascending
     """
     source, known = iter(candidates), list[Candidate]()
@@ -77,7 +95,7 @@ def halve(
                 below = [number for number in scores[rung - 1] if number not in scores[rung]]
                 chosen = sorted(below, key=lambda number: -scores[rung - 1][number])[:count]
             new = [Trial(known[number], RUNGS[rung], rung) for number in chosen]
-            scores[rung] |= dict(zip(chosen, measure(new), strict=True))
+            scores[rung] |= dict(zip(chosen, (yield new), strict=True))
             trials += new
         spent = budget
         highest = max(rung for rung, measured in enumerate(scores) if measured)
@@ -86,50 +104,51 @@ def halve(
     return choices
 
 
-def best_candidates(choice: Choice[Candidate], measure: Measure[Candidate], count: int) -> list[Candidate]:
-    """The best candidates of the highest rung of a successive halving, best first."""
-    reached = [trial for trial in choice.trials if trial.share == choice.share]
-    scored = sorted(zip(measure(reached), range(len(reached)), strict=True), key=lambda pair: (-pair[0], pair[1]))
-    return [reached[index].candidate for _, index in scored[:count]]
-
-
 def re_estimate(
-    candidates: Sequence[Candidate], measure: Measure[Candidate], seeds: int
-) -> tuple[list[float], list[Trial[Candidate]]]:
+    candidates: Sequence[Candidate], seeds: int
+) -> Search[Candidate, tuple[list[float], list[Trial[Candidate]]]]:
     """The mean score of each candidate with the whole budget over `seeds` episode seeds, and the trials of all."""
     trials = [Trial(candidate, 1.0, FULL_SEED + seed) for candidate in candidates for seed in range(seeds)]
-    scores = list(measure(trials))
+    scores = list((yield trials))
     means = [sum(scores[index : index + seeds]) / seeds for index in range(0, len(scores), seeds)]
     return means, trials
 
 
-def choose_finalist(
-    choice: Choice[Candidate], measure: Measure[Candidate], finalists: int, seeds: int
-) -> Choice[Candidate]:
-    """Measure the best candidates again on several episode seeds, and choose by the mean.
+def choose_finalist(choice: Choice[Candidate], finalists: int, seeds: int) -> Search[Candidate, Choice[Candidate]]:
+    """Measure the best candidates of the highest rung again on several episode seeds, and choose by the mean.
 
     Arguments:
         choice: of the last prefix of a successive halving
-        measure: as in `halve`
         finalists: number of candidates
         seeds: episode seeds of each, that of the search included
     """
     if choice.share < 1:
         return choice  # no trial has the whole budget
-    candidates = best_candidates(choice, measure, finalists)
+    reached = [trial for trial in choice.trials if trial.share == choice.share]
+    scored = sorted(zip((yield reached), range(len(reached)), strict=True), key=lambda pair: (-pair[0], pair[1]))
+    candidates = [reached[index].candidate for _, index in scored[:finalists]]
     if len(candidates) < 2:
         return choice  # there is nothing to choose
-    means, trials = re_estimate(candidates, measure, seeds)
+    means, trials = yield from re_estimate(candidates, seeds)
     best = max(range(len(means)), key=means.__getitem__)
     return Choice(candidates[best], means[best], 1.0, (*choice.trials, *trials), choice.budget)
 
 
-def search_grid(candidates: Sequence[Candidate], measure: Measure[Candidate]) -> Choice[Candidate]:
-    """All candidates for a quarter of the budget, then the best for all of it, chosen by the mean."""
+def halve_to_finalist(
+    candidates: Iterable[Candidate], budgets: Sequence[float], finalists: int, seeds: int
+) -> Search[Candidate, list[Choice[Candidate]]]:
+    """A successive halving whose last choice is that of `choose_finalist`."""
+    choices = yield from halve(candidates, budgets)
+    final = yield from choose_finalist(choices[-1], finalists, seeds)
+    return [*choices[:-1], final]
+
+
+def search_grid(candidates: Sequence[Candidate]) -> Search[Candidate, list[Choice[Candidate]]]:
+    """All candidates for a quarter of the budget, then the best for all of it; the only choice is by the mean."""
     quarter = [Trial(candidate, RUNGS[1], 1) for candidate in candidates]
-    scores = list(measure(quarter))
+    scores = list((yield quarter))
     order = sorted(range(len(candidates)), key=lambda number: -scores[number])[:GRID_WINNERS]
     winners = [candidates[number] for number in order]
-    means, trials = re_estimate(winners, measure, GRID_SEEDS)
+    means, trials = yield from re_estimate(winners, GRID_SEEDS)
     best = max(range(len(means)), key=means.__getitem__)
-    return Choice(winners[best], means[best], 1.0, (*quarter, *trials))
+    return [Choice(winners[best], means[best], 1.0, (*quarter, *trials))]

@@ -146,8 +146,7 @@ class HeadroomStudy:
         return EpisodeJob(plan.name, None, (episode_seed,), controller, start, PLAN_PREFIX + inputs)
 
     def _episode_seed(self, task: str, number: int) -> int:
-        pool = self._environment.host_pool
-        return dict(zip(pool.names, pool.episode_seeds(HEADROOM_STREAM, self._rng_seed, number), strict=True))[task]
+        return self._environment.host_pool.episode_seed_of(task, HEADROOM_STREAM, self._rng_seed, number)
 
 
 def _best(scores: Mapping[FixedPlan, float], plans: Iterable[FixedPlan], count: int) -> list[FixedPlan]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from esper.evaluation.across_tasks import are_comparable, group_by_split
 from esper.evaluation.claims import FEW_SEEDS_NOTE, ArmComparison, compare_arms, format_p_value
 from esper.evaluation.document import format_interval, write_report
 from esper.evaluation.provenance import EVALUATION_FILE, Provenance
@@ -19,6 +20,7 @@ from esper.evaluation.results import RESULT_METRICS, TaskResults, group_by_task
 from esper.evaluation.sections import pick_reference, report_sections
 from esper.evaluation.statistics import MIN_UNITS
 from esper.evaluation.task_means import empty_table, print_task_means
+from esper.evaluation.task_sections import group_numbers
 from esper.evaluation.training_runs import TrainingRun, training_table
 from esper.files import write_file
 from esper.records import EpisodeRecord
@@ -55,7 +57,7 @@ def write_results(
             console.print(_cost_table(task))
         results[task.title] = _arm_results(task, main, comparisons)
     if is_brief:
-        print_task_means(tasks, pick_reference(tasks[0], provenance.reference), provenance.primary, console)
+        print_task_means(tasks, pick_reference(tasks[0], provenance.reference), provenance, console)
     if runs:
         console.print(_run_table(runs))
     for remark in provenance.remarks:
@@ -66,7 +68,12 @@ def write_results(
         and min(len(arm.episode_seeds) for task in tasks for arm in task.arms.values()) < MIN_UNITS
     ):
         console.print(FEW_SEEDS_NOTE, soft_wrap=True)
-    text = json.dumps({**saved, "tasks": results}, indent=2)
+    across = {
+        title: group_numbers(own, pick_reference(own[0], provenance.reference), provenance)
+        for title, own in group_by_split(tasks).items()
+        if len(own) > 1 and are_comparable(own)
+    }
+    text = json.dumps({**saved, "tasks": results, **({"across_tasks": across} if across else {})}, indent=2)
     write_file(directory / EVALUATION_FILE, text)
     paths = write_report(directory, *report_sections(tasks, provenance, runs))
     console.print(f"{directory}/{', '.join(path.name for path in paths)}, {EVALUATION_FILE}", soft_wrap=True)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from esper.evaluation.document import Block, Paragraph, ReportTable, format_interval
 from esper.evaluation.results import ArmResults, TaskResults, paired_values
-from esper.evaluation.statistics import paired_difference
+from esper.evaluation.statistics import estimate, mean, paired_difference
+
+COMPARED_ARMS = ("none", "best_static@1", "grow_once")  # that claims about controllers on many tasks need
 
 
 def per_controller_tables(task: TaskResults, main: str) -> list[Block]:
@@ -17,7 +19,7 @@ def per_controller_tables(task: TaskResults, main: str) -> list[Block]:
         return []
     others = {name: results for name, results in task.arms.items() if results.checkpoints == [None]}
     separate = {
-        name: ArmResults(main, {key: episode for key, episode in main_results.by_key.items() if key[0] == checkpoint})
+        name: _of_checkpoint(main_results, checkpoint)
         for name, checkpoint in zip(short_labels(checkpoints), checkpoints, strict=True)
     }
     rows = []
@@ -33,6 +35,34 @@ def per_controller_tables(task: TaskResults, main: str) -> list[Block]:
         Paragraph(note),
         ReportTable(("controller", "score", "parameters", *(f"- {name}" for name in others)), rows),
     ]
+
+
+def controllers_over_tasks(tasks: Sequence[TaskResults], main: str, primary: str | None) -> ReportTable | None:
+    """Each trained controller of an arm over tasks, and its difference from the arms that claims are about.
+
+    None if there is a single controller.
+    """
+    own = [task for task in tasks if main in task.arms]
+    checkpoints = [one for one in (own[0].arms[main].checkpoints if own else []) if one is not None]
+    if len(checkpoints) < 2:
+        return None
+    wanted = dict.fromkeys([*([primary] if primary else []), *COMPARED_ARMS])
+    others = [name for name in wanted if name != main and all(name in task.arms for task in own)]
+    rows = []
+    for label, checkpoint in zip(short_labels(checkpoints), checkpoints, strict=True):
+        alone = [_of_checkpoint(task.arms[main], checkpoint) for task in own]
+        cells = [
+            format_interval(paired_difference(*paired_values(alone, [task.arms[name] for task in own])), "{:+.2f}")
+            for name in others
+        ]
+        score = estimate([results.values("score") for results in alone], mean)
+        rows.append([label, str(len(alone)), f"{score.value:.2f}", *cells])
+    return ReportTable(("controller", "tasks", "score", *(f"- {name}" for name in others)), rows)
+
+
+def _of_checkpoint(results: ArmResults, checkpoint: str) -> ArmResults:
+    """The episodes of one controller."""
+    return ArmResults(results.arm, {key: each for key, each in results.by_key.items() if key[0] == checkpoint})
 
 
 def short_labels(labels: Sequence[str]) -> list[str]:

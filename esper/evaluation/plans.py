@@ -67,6 +67,12 @@ class Plan:
         growth = "; ".join([*([", ".join(parts) + moment] if parts else []), *entries])
         return "; ".join(part for part in (growth or "no growth", rate) if part)
 
+    def within(self, slots: Sequence[str]) -> "Plan":
+        """The plan in a host with these slots, so that plans with equal results there are equal."""
+        fossils = {slot: self.start.fossils[slot] for slot in slots if slot in self.start.fossils}
+        schedule = tuple(entry for entry in self.schedule if entry.slot in slots)
+        return replace(self, start=replace(self.start, fossils=fossils), schedule=schedule)
+
     def with_lr_scale(self, scale: float) -> "Plan":
         return replace(self, start=replace(self.start, lr_scale=scale))
 
@@ -87,7 +93,12 @@ def fill(space: ActionSpace, blueprint: str) -> dict[str, tuple[str, str]]:
 
 
 def static_plans(
-    space: ActionSpace, variants: Sequence[str], blueprint: str, rng_seed: int, start: EpisodeStart
+    space: ActionSpace,
+    variants: Sequence[str],
+    blueprint: str,
+    rng_seed: int,
+    start: EpisodeStart,
+    own_slots: Sequence[str] | None = None,
 ) -> Iterator[Plan]:
     """Networks without growth: obvious ones first, then every other assignment of blueprints in random order.
 
@@ -97,21 +108,23 @@ def static_plans(
         blueprint: that is tried first
         rng_seed: of the random order
         start: what all plans have in common
+        own_slots: of the host; None is all slots
     """
-    assignments: list[Mapping[str, str]] = [dict.fromkeys(space.slots, blueprint), {}]
-    others = [dict.fromkeys(space.slots, name) for name in space.blueprints if name != blueprint]
+    slots, blueprints = space.slots if own_slots is None else own_slots, space.blueprints
+    assignments: list[Mapping[str, str]] = [dict.fromkeys(slots, blueprint), {}]
+    others = [dict.fromkeys(slots, name) for name in blueprints if name != blueprint]
     obvious = [replace(start, fossils=_fossils(assignment)) for assignment in assignments]
     wider = [replace(start, host=name) for name in variants]
     whole = [replace(start, fossils=_fossils(assignment)) for assignment in others]
     first = [Plan(one) for one in chain(obvious, _alternate(wider, whole))]
     seen = {plan.digest for plan in first}
     yield from first
-    options = (None, *space.blueprints)
-    count = len(options) ** len(space.slots)
+    options = (None, *blueprints)
+    count = len(options) ** len(slots)
     order = _permutation(count, rng_seed)
     for number in order:
-        names = _digits(number, options, len(space.slots))
-        assignment = {slot: name for slot, name in zip(space.slots, names, strict=True) if name is not None}
+        names = _digits(number, options, len(slots))
+        assignment = {slot: name for slot, name in zip(slots, names, strict=True) if name is not None}
         plan = Plan(replace(start, fossils=_fossils(assignment)))
         if plan.digest not in seen:
             yield plan

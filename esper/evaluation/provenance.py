@@ -16,7 +16,7 @@ PACKAGES = ("torch", "lightning", "hydra-core", "numpy")  # whose versions are r
 OLD_PROVENANCE_KEYS = {"learners": "checkpoints", "searched": "search_gflops"}  # of files of version 0.1
 PROVENANCE_TYPES = {
     "commands": list, "versions": dict, "checkpoints": dict, "remarks": list, "reference": str,
-    "search_gflops": float | int, "searches": dict, "oracle": str, "primary": str,
+    "search_gflops": float | int, "searches": dict, "oracle": str, "primary": str, "growth_gains": dict,
 }  # fmt: skip
 
 
@@ -34,6 +34,8 @@ class Provenance:
         searches: by arm, what a search under a budget has chosen, and its cost (`SearchOutcome`)
         oracle: the arm with the best plan of all searches; None without a search
         primary: the arm whose comparison with the reference was fixed beforehand; None without one
+        growth_gains: by task of a distribution, what the best of some growing arms gains over none on other episode
+            seeds; empty if it was not measured
     """
 
     commands: Sequence[str] = ()
@@ -45,6 +47,7 @@ class Provenance:
     searches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     oracle: str | None = None
     primary: str | None = None
+    growth_gains: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -73,6 +76,7 @@ def merge_provenance(sources: Sequence[Provenance]) -> Provenance:
     """The provenance of several directories as one."""
     references = {source.reference for source in sources if source.reference}
     primaries = {source.primary for source in sources if source.primary}
+    oracles = {source.oracle for source in sources}
     return Provenance(
         commands=list(dict.fromkeys(command for source in sources for command in source.commands)),
         versions={name: value for source in reversed(sources) for name, value in source.versions.items()},
@@ -80,10 +84,23 @@ def merge_provenance(sources: Sequence[Provenance]) -> Provenance:
         remarks=list(dict.fromkeys(remark for source in sources for remark in source.remarks)),
         reference=references.pop() if len(references) == 1 else None,
         search_gflops=max((source.search_gflops for source in sources if source.search_gflops), default=None),
-        searches=sources[0].searches if len(sources) == 1 else {},
-        oracle=sources[0].oracle if len(sources) == 1 else None,
+        searches=_merge_searches([source.searches for source in sources]),
+        oracle=oracles.pop() if len(oracles) == 1 else None,
         primary=primaries.pop() if len(primaries) == 1 else None,
+        growth_gains={task: gain for source in sources for task, gain in source.growth_gains.items()},
     )
+
+
+def _merge_searches(sources: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:
+    """The searches of several directories: those that are equal, and those that each task has for itself."""
+    merged: dict[str, Mapping[str, Any]] = {}
+    for arm in dict.fromkeys(arm for source in sources for arm in source):
+        own = [source[arm] for source in sources if arm in source]
+        if all("tasks" in each for each in own):
+            merged[arm] = {"tasks": {task: part for each in own for task, part in each["tasks"].items()}}
+        elif all(each == own[0] for each in own):
+            merged[arm] = own[0]
+    return merged
 
 
 def describe_length(environment: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from esper.blueprints import blueprints, topologies
 from esper.evaluation.arms import ARMS, base_name
 from esper.evaluation.statistics import Estimate, Strata, estimate, mean, worst_tenth
 from esper.records import EpisodeRecord
+from esper.tasks import TASK_NAME
 
 TASK_GROUPS = ("host", "data", "tasks", "environment", "optimizer", "lifecycle", "slots", "actions", "governor")
 IGNORED_KEYS = {"environment": ("envs", "threads", "workers"), "data": ("device", "root")}  # do not change an episode
@@ -94,6 +95,19 @@ class TaskResults:
     split: str  # test or validation
     config: Mapping[str, Any]
     arms: dict[str, ArmResults] = field(default_factory=dict)
+    host: str | None = None  # of one of several hosts; in a task distribution, the name of the task
+
+    @property
+    def family(self) -> str | None:
+        """Of a task of a distribution: what its host lacks. Of one of several hosts, its name."""
+        drawn = TASK_NAME.fullmatch(self.host or "")
+        return drawn["family"] if drawn and _has_distribution(self.config) else self.host
+
+    @property
+    def task_split(self) -> str | None:
+        """The split of a task of a distribution."""
+        drawn = TASK_NAME.fullmatch(self.host or "")
+        return drawn["split"] if drawn and _has_distribution(self.config) else None
 
     @property
     def title(self) -> str:
@@ -176,7 +190,7 @@ def _find_task(tasks: dict[str, TaskResults], episode: EpisodeRecord) -> TaskRes
     drawn_host = episode.host if draws_host else None
     key = json.dumps([episode.data, episode.split, drawn_host, _task_config(config)], sort_keys=True)
     name = f"{episode.host or 'a host'} on {episode.data}"
-    return tasks.setdefault(key, TaskResults(name, episode.split, config))
+    return tasks.setdefault(key, TaskResults(name, episode.split, config, host=drawn_host))
 
 
 def _task_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,23 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from esper.checkpoints.resume import save_config
 from esper.config import task_specs
 from esper.environment import WorkerLostError
 from esper.evaluation.comparison import Comparison
-from esper.evaluation.document import ReportTable
 from esper.evaluation.frontier import frontier_costs, frontier_table, write_frontier
-from esper.evaluation.output import write_results
+from esper.evaluation.output import BRIEF_ABOVE, write_results
 from esper.evaluation.provenance import read_provenance
 from esper.evaluation.regret import lr_table, regret_table, search_table
 from esper.evaluation.results import TaskResults, group_by_task
 from esper.evaluation.selection import check_arms
+from esper.evaluation.task_means import print_table
 
 
 @dataclass(frozen=True)
@@ -119,25 +116,13 @@ def _evaluate(comparison: Comparison, console: Console, command: str, resumed: P
         provenance = replace(comparison.provenance(commands), primary=config.primary)
         results = write_results(comparison.store.latest, provenance, directory, console)
         tasks, _ = group_by_task(comparison.store.latest)
-        for task in tasks:
+        for task in tasks if len(tasks) <= BRIEF_ABOVE else ():
             print_table(regret_table(task, provenance.oracle), f"{task.title}: regret", console)
-            print_table(lr_table(task), f"{task.title}: learning rates", console)
+            print_table(lr_table([task]), f"{task.title}: learning rates", console)
         print_table(search_table(provenance.searches), "searches", console)
         if is_complete and config.export is not None:
             _export_network(comparison, config.export, console)
     return Evaluation(results, tasks, is_complete)
-
-
-def print_table(table: ReportTable | None, title: str, console: Console) -> None:
-    """Print a table of the report; nothing for None."""
-    if table is None:
-        return
-    shown = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
-    for column, is_numeric in zip(table.header, table.numeric_columns, strict=True):
-        shown.add_column(column, justify="right" if is_numeric else "left", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*map(escape, row))
-    console.print(shown)
 
 
 def _run_arms(comparison: Comparison, console: Console, resumed: Path) -> bool:

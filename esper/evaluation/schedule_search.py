@@ -1,14 +1,13 @@
 """The search for best_open_loop without a budget: many random schedules, one episode each on every host."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from esper.controllers import ScheduleController, ScheduleEntry, random_schedule
 from esper.environment import Environment, EpisodeStart
 from esper.evaluation.episode_store import EpisodeStore
+from esper.evaluation.plan_episodes import RunMissing, selection_score
 from esper.evaluation.runner import EpisodeJob
-from esper.records import EpisodeRecord
 from esper.rng import derive_seed
 
 
@@ -39,7 +38,7 @@ def search_schedules(
     episodes: int,
     seed: int,
     path: Path,
-    run_missing: Callable[[EpisodeStore, Sequence[EpisodeJob]], None],
+    run_missing: RunMissing,
 ) -> ScheduleSearch:
     """Find the random schedule with the highest validation score, over one episode on each host.
 
@@ -60,14 +59,9 @@ def search_schedules(
         for schedule, own_seeds in zip(schedules, episode_seeds, strict=True)
         for episode_seed in own_seeds
     ]
-    run_missing(store, jobs)
+    run_missing(environment, store, jobs)
     by_seed = {episode.episode_seed: episode for episode in store.latest}
     tried = [[by_seed[episode_seed] for episode_seed in own_seeds] for own_seeds in episode_seeds]
     best = max(range(count), key=lambda index: sum(selection_score(episode) for episode in tried[index]))
     gflops = sum(episode.flops for own in tried for episode in own) / 1e9
     return ScheduleSearch(schedules[best], count, gflops, len(pool))
-
-
-def selection_score(episode: EpisodeRecord) -> float:
-    """The score on validation, which choices may use; lowest for a network that ended with non-finite values."""
-    return float("-inf") if episode.selection_score is None else episode.selection_score

@@ -1,28 +1,32 @@
-"""The searches that choose plans for arms, by validation score on episode seeds of their own."""
+"""The searches that choose plans for arms, by validation score on episode seeds of their own.
+
+A scope is the hosts that one search is for: all of them, or in a task distribution each task alone. The searches of all
+scopes run their trials together.
+"""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from omegaconf import DictConfig
 
 from esper.checkpoints import task_settings
-from esper.environment import Environment
-from esper.evaluation.arm_jobs import ArmContext
-from esper.evaluation.episode_store import EpisodeStore
-from esper.evaluation.halving import Choice, Trial, choose_finalist, halve, re_estimate, search_grid
+from esper.evaluation.arm_context import ArmContext
+from esper.evaluation.halving import Choice, Search, Trial, halve_to_finalist, re_estimate, run_together, search_grid
+from esper.evaluation.plan_episodes import PlanEpisode, PlanEpisodes
 from esper.evaluation.plans import MOMENTS, Plan, first_blueprint, schedule_plans, static_plans
-from esper.evaluation.runner import EpisodeJob, digest
-from esper.records import EpisodeRecord
+from esper.evaluation.runner import digest
 
 SEED_STREAM = "search"  # episode seeds of searches; no evaluation and no training run has them
 SEARCH_TASK = ("host", "data", "tasks", "slots", "actions", "lifecycle", "environment", "optimizer", "governor")
-ORACLE_ARMS = ("none", "full", "best_static", "grow_once", "net2net", "best_open_loop")
-RunMissing = Callable[[EpisodeStore, Sequence[EpisodeJob]], None]
 PlanTrial = Trial[Plan]
+PlanSearch = Search[Plan, list[Choice[Plan]]]
+Scope = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class SearchSettings:
         finalist_seeds: episode seeds of each of them
         lr_scales: factors of the learning rate that the arms named *_lr choose from; None is none
         seed: the episode seeds of searches are derived from it
+        episodes: of the search for each rule that is chosen on the training tasks of a distribution
+        harm_seeds: episodes that show whether growth can help on a task of a distribution; 0 is none
     """
 
     budgets: Sequence[float]
@@ -42,6 +48,8 @@ class SearchSettings:
     finalist_seeds: int
     lr_scales: Sequence[float] | None
     seed: int
+    episodes: int
+    harm_seeds: int
 
 
 @dataclass(frozen=True)
@@ -72,128 +80,126 @@ class Searches:
     Arguments:
         context: environment and default blueprint
         settings: of the searches
-        store: of their episodes
-        run_missing: runs the jobs that the store does not have
+        episodes: runs trials, and reads their scores
+        scopes: each has searches of its own
     """
 
     def __init__(
-        self, context: ArmContext, settings: SearchSettings, store: EpisodeStore, run_missing: RunMissing
+        self, context: ArmContext, settings: SearchSettings, episodes: PlanEpisodes, scopes: Sequence[Scope]
     ) -> None:
-        self._context, self._settings = context, settings
-        self._environment: Environment = context.environment
-        self._store, self._run_missing = store, run_missing
-        self.outcomes: dict[str, SearchOutcome] = {}
+        self._context, self._settings, self._episodes = context, settings, episodes
+        self._environment, self._pool = context.environment, context.environment.host_pool
+        self.scopes = scopes
+        self.outcomes: dict[str, dict[Scope, SearchOutcome]] = {}
 
-    def find(self, arm: str) -> SearchOutcome:
-        """The result of an arm's search; of best_static@4, of its prefix of four budgets."""
+    def find(self, arm: str) -> dict[str, Plan]:
+        """The plan of an arm on each task; of best_static@4, that of its prefix of four budgets."""
         base, _, budgets = arm.partition("@")
-        if base not in self.outcomes:
-            search: Callable[[], SearchOutcome] | None = {
+        found = self._find_outcomes(base)
+        chosen = {scope: one.prefixes[float(budgets)] if budgets else one for scope, one in found.items()}
+        return {name: outcome.plan for scope, outcome in chosen.items() for name in scope}
+
+    def re_estimate(
+        self, plans: Mapping[Scope, Sequence[Plan]], seeds: int
+    ) -> dict[Scope, tuple[list[float], list[PlanTrial]]]:
+        """The mean score of each plan of each scope, on the same episode seeds as finalists, and the trials of all."""
+        return run_together({scope: re_estimate(own, seeds) for scope, own in plans.items()}, self.measure)
+
+    def measure(self, trials: Mapping[Scope, Sequence[PlanTrial]]) -> dict[Scope, list[float]]:
+        """The validation score of each trial, the mean over hosts; the lowest for non-finite values."""
+        parts = {scope: [self._episodes_of(scope, trial) for trial in own] for scope, own in trials.items()}
+        scores = iter(self._episodes.scores([each for own in parts.values() for part in own for each in part]))
+        return {scope: [fmean(islice(scores, len(part))) for part in own] for scope, own in parts.items()}
+
+    def cost(self, scope: Scope, trials: Sequence[PlanTrial]) -> tuple[float, int]:
+        """GFLOPs and episodes of some trials."""
+        return self._episodes.cost([each for trial in trials for each in self._episodes_of(scope, trial)])
+
+    def plan_of(self, arm: str, scope: Scope) -> Plan:
+        """The plan of an arm that is not searched, or that of its search."""
+        if arm in ("none", "full"):
+            plan = Plan(self._context.blind_start) if arm == "none" else self._context.filled_plan()
+            return plan.within(self.slots_of(scope))
+        return self._find_outcomes(arm)[scope].plan
+
+    def slots_of(self, scope: Scope) -> tuple[str, ...]:
+        """The slots of a scope: of a task, or of all hosts."""
+        if len(scope) > 1:
+            return tuple(self._environment.space.slots)
+        return self._pool.slots_of(scope[0])
+
+    def episode_seeds_of(self, scope: Scope, number: int) -> list[int]:
+        """One for each host of a scope, of the trials with a number."""
+        return [self._pool.episode_seed_of(name, SEED_STREAM, self._settings.seed, number) for name in scope]
+
+    def _find_outcomes(self, arm: str) -> dict[Scope, SearchOutcome]:
+        """The outcome of the arm's search in each scope."""
+        if arm not in self.outcomes:
+            searches: dict[str, Callable[[Scope], PlanSearch]] = {
                 "best_static": self._search_static,
                 "best_open_loop": self._search_schedules,
-                "grow_once": lambda: self._search_moment(lambda tau: self._context.filled_plan(at=tau)),
-                "net2net": lambda: self._search_moment(self._context.widened_plan),
-            }.get(base)
-            self.outcomes[base] = self._search_lr_scale(base.removesuffix("_lr")) if search is None else search()
-        outcome = self.outcomes[base]
-        return outcome.prefixes[float(budgets)] if budgets else outcome
+                "grow_once": lambda _: search_grid([self._context.filled_plan(at=moment) for moment in MOMENTS]),
+                "net2net": lambda _: search_grid([self._context.widened_plan(moment) for moment in MOMENTS]),
+            }
+            if arm in searches:
+                self.outcomes[arm] = self._run(searches[arm])
+            else:
+                self.outcomes[arm] = self._search_lr_scales(arm.removesuffix("_lr"))
+        return self.outcomes[arm]
 
-    def choose_oracle(self, arms: Sequence[str]) -> str | None:
-        """The arm with the best plan of all searches, re-estimated on the same episode seeds; None without a search."""
-        plans = {arm: self._plan_of(arm) for arm in ORACLE_ARMS if arm in arms}
-        if not set(plans) & set(self.outcomes):
-            return None
-        scores, _ = re_estimate(list(plans.values()), self.measure, self._settings.finalist_seeds)
-        return max(zip(scores, plans, strict=True), key=lambda pair: pair[0])[1]
+    def _run(self, search: Callable[[Scope], PlanSearch]) -> dict[Scope, SearchOutcome]:
+        choices = run_together({scope: search(scope) for scope in self.scopes}, self.measure)
+        outcomes = {}
+        for scope, own in choices.items():
+            *shorter, final = [self._outcome(scope, choice) for choice in own]
+            budgets = [choice.budget for choice in own[:-1]]
+            prefixes = {budget: one for budget, one in zip(budgets, shorter, strict=True) if budget is not None}
+            outcomes[scope] = replace(final, prefixes=prefixes)
+        return outcomes
 
-    def summary(self, steps: int) -> dict[str, dict[str, Any]]:
-        """The outcomes of all searches by arm, as plain data."""
-        return {arm: outcome.to_dict(steps) for arm, outcome in self.outcomes.items()}
-
-    def measure(self, trials: Sequence[PlanTrial]) -> list[float]:
-        """The validation score of each trial, the mean over hosts; the lowest for non-finite values."""
-        jobs = {self._key(trial): self._jobs(trial) for trial in trials}
-        self._run_missing(self._store, [job for own in jobs.values() for job in own])
-        return [_mean_score(self._records(trial)) for trial in trials]
-
-    def _plan_of(self, arm: str) -> Plan:
-        if arm == "none":
-            return Plan(self._context.blind_start)
-        return self._context.filled_plan() if arm == "full" else self.find(arm).plan
-
-    def _search_static(self) -> SearchOutcome:
-        pool, space = self._environment.host_pool, self._environment.space
-        by_host = [pool.variants(name) for name in pool.names]
-        variants = [name for name in by_host[0] if all(name in other for other in by_host)]
+    def _search_static(self, scope: Scope) -> PlanSearch:
+        first, *others = [self._pool.variants(name) for name in scope]
+        variants = [name for name in first if all(name in other for other in others)]
+        space, seed = self._environment.space, self._settings.seed
         blueprint = first_blueprint(self._context.blueprint, space)
-        plans = static_plans(space, variants, blueprint, self._settings.seed, self._context.blind_start)
-        return self._halve(plans)
+        start = self._context.blind_start
+        return self._halve(static_plans(space, variants, blueprint, seed, start, self.slots_of(scope)))
 
-    def _search_schedules(self) -> SearchOutcome:
-        environment = self._environment
+    def _search_schedules(self, scope: Scope) -> PlanSearch:
+        environment, seed = self._environment, self._settings.seed
         blueprint = first_blueprint(self._context.blueprint, environment.space)
         rules, steps = environment.rules, environment.steps
-        start, exists = self._context.blind_start, environment.host_pool.exists_by_host()
-        plans = schedule_plans(environment.space, rules, steps, blueprint, self._settings.seed, start, exists)
-        return self._halve(plans)
+        start, exists = self._context.blind_start, self._pool.exists_by_host()
+        return self._halve(schedule_plans(environment.space, rules, steps, blueprint, seed, start, exists))
 
-    def _halve(self, plans: Iterator[Plan]) -> SearchOutcome:
+    def _halve(self, plans: Iterator[Plan]) -> PlanSearch:
         settings = self._settings
-        choices = halve(plans, self.measure, settings.budgets)
-        final = choose_finalist(choices[-1], self.measure, settings.finalists, settings.finalist_seeds)
-        prefixes = {choice.budget: self._outcome(choice) for choice in choices[:-1] if choice.budget is not None}
-        return replace(self._outcome(final), prefixes=prefixes)
+        return halve_to_finalist(plans, settings.budgets, settings.finalists, settings.finalist_seeds)
 
-    def _search_moment(self, plan_at: Callable[[float], Plan]) -> SearchOutcome:
-        return self._outcome(search_grid([plan_at(moment) for moment in MOMENTS], self.measure))
-
-    def _search_lr_scale(self, arm: str) -> SearchOutcome:
+    def _search_lr_scales(self, arm: str) -> dict[Scope, SearchOutcome]:
         """The best learning rate for the plan of an arm; a search for that plan is charged too."""
-        plan = self._plan_of(arm)
-        choice = search_grid([plan.with_lr_scale(scale) for scale in self._settings.lr_scales or (1.0,)], self.measure)
-        outcome, earlier = self._outcome(choice), self.outcomes.get(arm)
-        if earlier is None:
-            return outcome
-        gflops, episodes = outcome.gflops + earlier.gflops, outcome.episodes + earlier.episodes
-        return replace(outcome, gflops=gflops, episodes=episodes)
+        scales = self._settings.lr_scales or (1.0,)
+        plans = {scope: self.plan_of(arm, scope) for scope in self.scopes}
+        outcomes = self._run(lambda scope: search_grid([plans[scope].with_lr_scale(scale) for scale in scales]))
+        if arm not in self.outcomes:
+            return outcomes
+        return {
+            scope: replace(own, gflops=own.gflops + earlier.gflops, episodes=own.episodes + earlier.episodes)
+            for scope, own in outcomes.items()
+            for earlier in (self.outcomes[arm][scope],)
+        }
 
-    def _outcome(self, choice: Choice[Plan]) -> SearchOutcome:
-        distinct = {self._key(trial): trial for trial in choice.trials}
-        records = [record for trial in distinct.values() for record in self._records(trial)]
-        gflops = sum(record.flops for record in records) / 1e9
-        return SearchOutcome(choice.candidate, choice.score, gflops, len(records))
+    def _outcome(self, scope: Scope, choice: Choice[Plan]) -> SearchOutcome:
+        return SearchOutcome(choice.candidate, choice.score, *self.cost(scope, choice.trials))
 
-    def _key(self, trial: PlanTrial) -> tuple[str, int]:
-        return f"{trial.candidate.digest}, {trial.share:g} of the budget", trial.seed
-
-    def _episode_seeds(self, trial: PlanTrial) -> list[int]:
-        """One for each host."""
-        return self._environment.host_pool.episode_seeds(SEED_STREAM, self._settings.seed, trial.seed)
-
-    def _jobs(self, trial: PlanTrial) -> list[EpisodeJob]:
-        name, _ = self._key(trial)
-        plan, environment = trial.candidate, self._environment
-        controller = plan.controller(environment.space, environment.rules)
-        start = replace(plan.start, budget=plan.start.budget * trial.share)
-        return [
-            EpisodeJob(name, None, (episode_seed,), controller, start, name)
-            for episode_seed in self._episode_seeds(trial)
-        ]
-
-    def _records(self, trial: PlanTrial) -> list[EpisodeRecord]:
-        name, _ = self._key(trial)
-        return [self._store.find(name, episode_seed) for episode_seed in self._episode_seeds(trial)]
+    def _episodes_of(self, scope: Scope, trial: PlanTrial) -> list[PlanEpisode]:
+        """One for each host of a scope."""
+        return [PlanEpisode(trial.candidate, seed, trial.share) for seed in self.episode_seeds_of(scope, trial.seed)]
 
 
-def _mean_score(records: Sequence[EpisodeRecord]) -> float:
-    scores = [record.selection_score for record in records]
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if len(known) == len(scores) else float("-inf")
-
-
-def search_file(config: DictConfig, blueprints: Sequence[str], directory: Path) -> Path:
+def search_file(config: DictConfig, blueprints: Sequence[str], directory: Path, name: str = "search") -> Path:
     """The file of the episodes of all searches on a task; evaluations of the same task share it."""
     if config.search.cache is None:
-        return directory / "search.jsonl"
+        return directory / f"{name}.jsonl"
     task = {**task_settings(config, SEARCH_TASK), "slots.blueprints": list(blueprints), "version": version("esper")}
     return Path(config.search.cache) / f"{digest(task)}.jsonl"

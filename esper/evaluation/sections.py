@@ -27,6 +27,7 @@ from esper.evaluation.rent_sweep import rent_blocks
 from esper.evaluation.results import BARE_HOST, FAILURE_MARGIN, RESULT_METRICS, ArmResults, TaskResults, base_arm
 from esper.evaluation.run_groups import run_group_tables
 from esper.evaluation.statistics import MIN_UNITS, RESAMPLES, SIGNIFICANCE, probability_of_improvement
+from esper.evaluation.task_sections import task_group_sections
 from esper.evaluation.training_runs import TrainingRun, training_blocks
 from esper.records import HELD_OUT
 from esper.telemetry import timeline
@@ -43,12 +44,12 @@ def report_sections(
     sections = [Section("The question", _question(tasks, references, provenance.primary))] if tasks else []
     if provenance.remarks:
         sections.append(Section("Remarks", [Paragraph(remark) for remark in provenance.remarks]))
+    if tasks:
+        sections += task_group_sections(tasks, references[tasks[0].title], provenance)
     for number, task in enumerate(tasks):
         prefix = "" if len(tasks) == 1 else f"{task.title}: "
         blocks = _task_blocks(task, number, references[task.title], provenance)
         sections += [Section(f"{prefix}{name}", parts) for name, parts in blocks.items() if parts]
-    if len(tasks) > 1:
-        sections.append(Section("All tasks together", _all_tasks(tasks, references, provenance.primary)))
     if runs:
         sections.append(Section("Training", [*training_blocks(runs), *run_group_tables(runs)]))
     return title, [*sections, Section("Protocol", _protocol(tasks, provenance))]
@@ -69,7 +70,7 @@ def _task_blocks(task: TaskResults, number: int, main: str, provenance: Provenan
     return {
         "Results": _results(task),
         "Paired differences": [*_differences(task, main, provenance.primary), *per_controller_tables(task, main)],
-        "Rent": rent_blocks(task, main),
+        "Rent": rent_blocks([task], main),
         "Cost against score": [frontier],
         "Performance profile": [profile],
         "Median episodes": _timelines(task, number, main),
@@ -217,30 +218,6 @@ def _timelines(task: TaskResults, number: int, main: str) -> list[Block]:
         )
         blocks.append(ReportFigure(f"timeline{number}_{start // TIMELINES_PER_FIGURE}", timeline(some), caption))
     return list(blocks)
-
-
-def _all_tasks(tasks: Sequence[TaskResults], references: Mapping[str, str], primary: str | None) -> list[Block]:
-    """Differences over all tasks that have both arms, if tasks have the same kind of score."""
-    if len({task.is_text for task in tasks}) > 1 or len({task.split for task in tasks}) > 1:
-        return [Paragraph("The tasks have different kinds of scores, which are not averaged.")]
-    main = references[tasks[0].title]
-    shared = [one for one in compare_arms(tasks, main, primary) if len(one.strata[0]) > 1]
-    if not shared:
-        return [Paragraph("No two arms have episodes in more than one task.")]
-    rows = [
-        [f"{main} - {one.arm}", str(len(one.strata[0])), str(one.episode_seeds), *_difference_cells(one), one.claim]
-        for one in shared
-    ]
-    header = (
-        "comparison", "tasks", "episode seeds", "score difference", "p, adjusted", "P(improvement)",
-        f"result for {main}",
-    )  # fmt: skip
-    units = "controllers and tasks" if len(tasks) >= MIN_UNITS else "controllers and episode seeds"
-    note = (
-        f"The mean over tasks of the differences of each; intervals are over {units}. With fewer than {MIN_UNITS} "
-        "tasks, results are of these tasks."
-    )
-    return [ReportTable(header, rows), Paragraph(note)]
 
 
 def _protocol(tasks: Sequence[TaskResults], provenance: Provenance) -> list[Block]:

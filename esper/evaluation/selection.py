@@ -10,7 +10,9 @@ from esper.checkpoints import checkpoint_names, find_checkpoint
 from esper.config import grows_hosts, host_nodes, known_tasks, variant_nodes
 from esper.config.signatures import check_target
 from esper.evaluation.agents import agent_name, load_agent
-from esper.evaluation.arms import ARMS, MOMENT, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
+from esper.evaluation.arms import ARMS, MOMENT, ORACLE, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
+from esper.evaluation.plan_choices import is_distribution, training_config
+from esper.evaluation.rule_choices import RULE_ARMS
 from esper.hosts import CNNHost, parse_variant
 from esper.records import EpisodeRecord, read_lines
 from esper.tasks import FixedPlan
@@ -29,10 +31,11 @@ def selected_arms(config: DictConfig) -> list[str]:
         arms = [*default_arms(is_budgeted), *(["ppo"] if has_checkpoint else [])]
     elif requested in ("all", "rules"):
         with_policies = has_checkpoint and requested == "all"
-        arms = [name for name, arm in existing.items() if with_policies or arm.needs != "ckpt"]
+        listed = {name: arm for name, arm in existing.items() if arm.is_default and name != ORACLE}
+        arms = [name for name, arm in listed.items() if with_policies or arm.needs != "ckpt"]
         arms = [name for name in arms if not name.endswith("_lr") or config.search.lr_scales]
         arms = [name for name in arms if name != "best_fixed" or fixed_plan(config) is not None]
-        arms = [name for name in arms if name != "net2net" or config.net2net_host in widths(config)]
+        arms = [name for name in arms if name != "net2net" or config.net2net_host in _common_widths(name, config)]
     else:
         arms = list(dict.fromkeys([requested] if isinstance(requested, str) else map(str, requested)))
     if (agent := agent_name(config)) is not None and agent not in arms:
@@ -44,6 +47,8 @@ def selected_arms(config: DictConfig) -> list[str]:
     ]
     if (derived or config.reference) and reference_arm(config) not in arms:
         arms.append(reference_arm(config))
+    if is_distribution(config) and is_budgeted and "best_static" in arms:
+        arms.append(ORACLE)  # each task is searched already
     return list(dict.fromkeys(part for name in arms for part in _with_prefixes(name, config)))
 
 
@@ -76,9 +81,14 @@ def check_arm(name: str, config: DictConfig) -> None:
         raise ValueError(f"controllers: {name} {need}.")
     if at:
         _check_number(name, arm, number, config)
-    if base == "net2net" and config.net2net_host not in widths(config):
-        allowed = ", ".join(widths(config)) or "none, as only CNNHost can be widened"
+    if base == "net2net" and config.net2net_host not in (known_widths := _common_widths(name, config)):
+        allowed = ", ".join(known_widths) or "none, as only CNNHost can be widened"
         raise ValueError(f"net2net_host={config.net2net_host}: must be a wider variant of the host; it has {allowed}.")
+    if base == ORACLE and not is_distribution(config):
+        raise ValueError(
+            f"controllers: {name} needs a task distribution; with tasks=single the report names the arm with the best "
+            "plan."
+        )
     if base == "best_fixed" and fixed_plan(config) is None:
         raise ValueError(
             f"controllers: {name} needs known plans of training tasks, but tasks={config.tasks.get('name', 'single')} "
@@ -86,6 +96,8 @@ def check_arm(name: str, config: DictConfig) -> None:
         )
     if arm.has_search and is_budgeted:
         check_search(config)
+        if is_distribution(config) and name in RULE_ARMS and not config.tasks.counts.get("train", 0):
+            raise ValueError(f"tasks.counts.train=0: must be at least 1 for the arm {name}, a rule for all tasks.")
         if base.endswith("_lr") and not config.search.lr_scales:
             raise ValueError(f"search.lr_scales=null: must be a list of factors for the arm {name}.")
 
@@ -102,6 +114,14 @@ def widths(config: DictConfig) -> list[str]:
         return []
     first, *others = variant_nodes(config).values()
     return [name for name in first if not parse_variant(name)[1] and all(name in other for other in others)]
+
+
+def _common_widths(name: str, config: DictConfig) -> list[str]:
+    """The variants for net2net; without a moment in its name it is searched on training tasks, which need them too."""
+    if name == "net2net" and is_distribution(config):
+        own = widths(training_config(config))
+        return [width for width in widths(config) if width in own]
+    return widths(config)
 
 
 def _check_number(name: str, arm: Arm, number: str, config: DictConfig) -> None:

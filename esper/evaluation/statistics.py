@@ -13,8 +13,10 @@ normal parts, such an interval covers the true value in at least 95 % of cases, 
 1960). Degrees of freedom that are estimated from the parts would not: they make 9 % false claims with three
 controllers. Noise that both parts contain counts twice, so intervals are too wide rather than too narrow.
 
-With one controller, an interval is valid for that controller only. With fewer tasks than MIN_UNITS it is valid for
-these tasks only: the second part is then that of episode seeds within each task, by bootstrap.
+With one controller, an interval is valid for that controller only. `fixed_controllers` leaves out the part of
+controllers: the interval is then over tasks and episode seeds, and valid for these controllers only. With fewer tasks
+than MIN_UNITS it is valid for these tasks only: the second part is then that of episode seeds within each task, by
+bootstrap.
 """
 
 import math
@@ -97,7 +99,12 @@ def worst_tenth(values: np.ndarray) -> np.ndarray:
 
 
 def estimate(
-    strata: Strata, statistic: Statistic = interquartile_mean, *, resamples: int = RESAMPLES, rng_seed: int = 0
+    strata: Strata,
+    statistic: Statistic = interquartile_mean,
+    *,
+    resamples: int = RESAMPLES,
+    rng_seed: int = 0,
+    fixed_controllers: bool = False,
 ) -> Estimate:
     """The mean over controllers and tasks of a statistic of each controller's episodes, with its interval."""
     full = [_with_their_rows(scores) for scores in strata]
@@ -107,13 +114,20 @@ def estimate(
         for number, scores in enumerate(full)
         if len(full) < MIN_UNITS
     ]
-    return _with_interval(cells, seed_parts)
+    return _with_interval(cells, seed_parts, fixed_controllers=fixed_controllers)
 
 
-def paired_difference(ours: Strata, theirs: Strata, *, resamples: int = RESAMPLES, rng_seed: int = 0) -> Estimate:
+def paired_difference(
+    ours: Strata,
+    theirs: Strata,
+    *,
+    resamples: int = RESAMPLES,
+    rng_seed: int = 0,
+    fixed_controllers: bool = False,
+) -> Estimate:
     """Interquartile mean of our score minus theirs on the same episode seed; a single row is paired with every row."""
     gaps = [mine - other for mine, other in zip(ours, theirs, strict=True)]
-    return estimate(gaps, resamples=resamples, rng_seed=rng_seed)
+    return estimate(gaps, resamples=resamples, rng_seed=rng_seed, fixed_controllers=fixed_controllers)
 
 
 def probability_of_improvement(
@@ -195,11 +209,14 @@ def _mean_variance(values: np.ndarray) -> float:
     return float(present.var(ddof=1)) / len(present) if len(present) > 1 else 0.0
 
 
-def _with_interval(cells: Sequence[np.ndarray], seed_parts: Sequence[tuple[float, int]]) -> Estimate:
+def _with_interval(
+    cells: Sequence[np.ndarray], seed_parts: Sequence[tuple[float, int]], *, fixed_controllers: bool = False
+) -> Estimate:
     """The mean of all cells, and its interval.
 
     cells: for each task, [our controllers, their controllers]; seed_parts: for each task, what its episode seeds add to
-    the variance of its mean, and the degrees of freedom; empty if tasks are units themselves.
+    the variance of its mean, and the degrees of freedom; empty if tasks are units themselves; fixed_controllers:
+    whether the interval is valid for these controllers only.
     """
     shape = np.max([values.shape for values in cells], axis=0)
     table = np.full((len(cells), *shape), np.nan)  # [tasks, our controllers, their controllers]
@@ -208,7 +225,7 @@ def _with_interval(cells: Sequence[np.ndarray], seed_parts: Sequence[tuple[float
     tasks, ours, theirs = (mean(np.moveaxis(table, axis, 0).reshape(table.shape[axis], -1)) for axis in range(3))
     value = float(mean(tasks))
     parts = [(variance / len(cells) ** 2, freedom) for variance, freedom in seed_parts]
-    for units in (ours, theirs, *([] if seed_parts else [tasks])):
+    for units in (*(() if fixed_controllers else (ours, theirs)), *(() if seed_parts else (tasks,))):
         parts.append((_mean_variance(units), int((~np.isnan(units)).sum()) - 1))
     known = tuple((variance, freedom) for variance, freedom in parts if freedom > 0)
     reach = _reach(known, SIGNIFICANCE)

@@ -104,14 +104,14 @@ def _unmeasured(spec: TaskSpec) -> KnownTask:
     return KnownTask(spec.name, spec.family, spec.split, task_digest(spec), (), ())
 
 
-def _listed_settings(config: DictConfig) -> dict[str, Any]:
+def listed_settings(config: DictConfig) -> dict[str, Any]:
     settings = _settings(config)
     return {key: settings[key] for key in LISTED_SETTINGS if key in settings}
 
 
 def _check_listed_settings(config: DictConfig) -> None:
     """Refuse to write scores into a list that was measured with other settings."""
-    known, settings = TaskList.load(config.tasks.name), _listed_settings(config)
+    known, settings = TaskList.load(config.tasks.name), listed_settings(config)
     for key, value in known.settings.items():
         if settings.get(key) != value:
             raise ValueError(
@@ -134,7 +134,7 @@ def _write_list(
     names, today = {task.name for task in own}, {(spec.name, task_digest(spec)) for spec in distribution.specs()}
     others = [task for task in known.tasks if task.name not in names and (task.name, task.digest) in today]
     costs = {**known.costs, **({split: dict(cost)} if cost else {})}
-    listed = TaskList(known.name, [*others, *own], {**known.settings, **_listed_settings(config)}, costs)
+    listed = TaskList(known.name, [*others, *own], {**known.settings, **listed_settings(config)}, costs)
     make_console().print(f"list: {listed.write()}", soft_wrap=True)
 
 

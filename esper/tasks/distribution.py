@@ -1,5 +1,6 @@
 """A task distribution: families with ranges, from which task seeds draw tasks."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from inspect import signature
@@ -15,6 +16,7 @@ from esper.rng import make_generator
 from esper.tasks.ranges import check_range, draw, listed_values
 
 TASK_SPLITS = ("train", "validation", "test", "heldout")  # heldout: of families that the other splits do not have
+TASK_NAME = re.compile(rf"(?P<split>{'|'.join(TASK_SPLITS)})\d+_(?P<family>.+)")  # of the name of a task
 HOSTS = {"cnn": "esper.hosts.CNNHost", "transformer": "esper.hosts.GPTHost"}
 DATA_VARIANTS = {"cnn": ImageVariant, "transformer": TextVariant}
 NUMBERS = {  # of settings and data variants: kind, and the least value

@@ -32,16 +32,7 @@ class FixedPlan:
 
     def by_slot(self, slots: Sequence[str]) -> dict[str, str]:
         """The blueprint of each slot that grows in a host with these slots."""
-        half, middle = -(-len(slots) // 2), len(slots) // 2
-        places = {
-            "all": slots,
-            "first": slots[:1],
-            "middle": slots[middle : middle + 1],
-            "last": slots[-1:],
-            "front": slots[:half],
-            "back": slots[half:],
-        }
-        return {slot: blueprint for place, blueprint in self.blueprints for slot in places[place]}
+        return {slot: blueprint for place, blueprint in self.blueprints for slot in slots_in(place, slots)}
 
     def start(self, slots: Sequence[str]) -> EpisodeStart:
         """The start of an episode whose host has these slots."""
@@ -59,6 +50,20 @@ class FixedPlan:
         assert isinstance(blueprints, Mapping)
         assert isinstance(at, int | float)
         return cls(tuple(blueprints.items()), float(at))
+
+
+def slots_in(place: str, slots: Sequence[str]) -> Sequence[str]:
+    """The slots of a host in one of PLACES."""
+    half, middle = -(-len(slots) // 2), len(slots) // 2
+    places = {
+        "all": slots,
+        "first": slots[:1],
+        "middle": slots[middle : middle + 1],
+        "last": slots[-1:],
+        "front": slots[:half],
+        "back": slots[half:],
+    }
+    return places[place]
 
 
 def screening_plans(blueprints: Sequence[str]) -> list[FixedPlan]:

@@ -7,12 +7,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.config import build
 from esper.controllers import (
+    BlindPolicyController,
     Controller,
     PermutedPolicyController,
     PolicyController,
     RandomController,
     ReplayController,
     ScheduleController,
+    ShuffledPolicyController,
     calibrate_rates,
     random_schedule,
 )
@@ -284,6 +286,45 @@ def test_random_schedules_depend_on_their_seed_only_and_cover_all_options() -> N
     assert {entry.at for entry in every} == set(range(10))
     assert {name for entry in every for name in entry.blueprint} == set(env.space.blueprints)
     assert {entry.blend for entry in every} == {"ADD", "MULTIPLY", "GATED"}
+
+
+def test_a_blind_policy_acts_the_same_whatever_it_observes() -> None:
+    spec = layout()
+    network = policy(spec)
+    network.base_statistics.mean.normal_()
+    network.slot_statistics.mean.normal_()
+    network.base_statistics.count.fill_(1)
+    network.slot_statistics.count.fill_(1)
+    actor = PolicyController(network, greedy=True)
+    blind = BlindPolicyController(actor)
+    inputs = random_inputs(spec, 4, draws())
+    means = {
+        "base": network.base_statistics.mean.float().expand_as(inputs.base),
+        "slots": network.slot_statistics.mean.float().expand_as(inputs.slots) * inputs.exists.unsqueeze(-1),
+    }
+    chosen, memory = blind.act(inputs, blind.begin([1, 2, 3, 4]))
+    expected, _ = actor.act(replace(inputs, **means), actor.begin([1, 2, 3, 4]))
+    assert torch.equal(chosen, expected)
+    other = replace(inputs, base=inputs.base + 3, slots=inputs.slots - 2)
+    again, other_memory = blind.act(other, blind.begin([1, 2, 3, 4]))
+    assert torch.equal(again, chosen)
+    assert torch.equal(other_memory.state[0], memory.state[0])
+
+
+def test_a_policy_with_shuffled_descriptors_takes_each_blueprint_for_another() -> None:
+    spec = layout()
+    actor = PolicyController(policy(spec), greedy=True)
+    shuffled = ShuffledPolicyController(actor)
+    inputs = random_inputs(spec, 4, draws())
+    orders, own = shuffled.begin([1, 2, 3, 4])
+    count = inputs.candidates.shape[2]
+    assert all(sorted(order) == list(range(count)) for order in orders.tolist())
+    assert not (orders == torch.arange(count)).any(), "no blueprint keeps its own"
+    assert torch.equal(orders, shuffled.begin([1, 2, 3, 4])[0])
+    shown = torch.stack([inputs.candidates[env][:, orders[env]] for env in range(4)])
+    chosen, _ = shuffled.act(inputs, (orders, own))
+    expected, _ = actor.act(replace(inputs, candidates=shown), actor.begin([1, 2, 3, 4]))
+    assert torch.equal(chosen, expected)
 
 
 def test_a_permuted_policy_sees_the_next_episode_but_uses_its_own_masks() -> None:

@@ -188,7 +188,7 @@ def test_an_agent_that_cannot_be_used_is_refused(agent: str, message: str) -> No
     [
         (
             "LastAction",
-            r"agent=.*:LastAction: action 69 \(FOSSILIZE block3\) is not legal in step 0 of host; must",
+            r"agent=.*:LastAction: action 78 \(FOSSILIZE block3\) is not legal in step 0 of host; must",
         ),
         ("Silent", r"agent=.*:Silent: act returned None; must be a number from 0 to \d+\."),
         ("PruningController", r"agent=.*: PRUNE block2 is not legal in step 0; legal ops are WAIT, GERMINATE"),

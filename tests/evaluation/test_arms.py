@@ -48,7 +48,7 @@ def by_seed(episodes: list[EpisodeRecord]) -> dict[int, EpisodeRecord]:
 
 
 def test_every_arm_runs_on_the_same_episode_seeds(by_arm: EpisodesByArm) -> None:
-    assert set(by_arm) == set(arms_of_clock(False))
+    assert set(by_arm) == {name for name, arm in arms_of_clock(False).items() if arm.is_default}
     seeds = {arm: sorted(episode.episode_seed for episode in episodes) for arm, episodes in by_arm.items()}
     assert len(set(map(tuple, seeds.values()))) == 1
     assert len(set(seeds["none"])) == EPISODES
@@ -164,7 +164,7 @@ def test_the_exported_network_is_the_best_of_its_arm_and_has_its_test_score(
 
 def test_the_report_has_every_arm_and_embeds_its_plots(evaluation: Path) -> None:
     page, text = (evaluation / "report.html").read_text(), (evaluation / "report.md").read_text()
-    for arm in arms_of_clock(False):
+    for arm in [name for name, arm in arms_of_clock(False).items() if arm.is_default]:
         assert f"<td>{arm}</td>" in page
         assert f"| {arm} |" in text
     assert page.count("data:image/png;base64,") == text.count("](pictures/")

@@ -66,7 +66,7 @@ def report(evaluation: Path) -> dict[str, Any]:
 
 def test_rules_are_all_arms_that_need_no_checkpoint(by_arm: EpisodesByArm) -> None:
     rules = {name for name, arm in arms_of_clock(True).items() if arm.needs != "ckpt"}
-    assert set(by_arm) == {*rules, "best_static@1"} - {"best_fixed"}, "a single task has no training tasks"
+    assert set(by_arm) == {*rules, "best_static@1"} - {"best_fixed", "oracle"}, "a single task has no training tasks"
     assert {"all_seeds", "static_final_flops", "host_flops"}.isdisjoint(rules)
     seeds = {arm: sorted(episode.episode_seed for episode in episodes) for arm, episodes in by_arm.items()}
     assert len(set(map(tuple, seeds.values()))) == 1
@@ -211,9 +211,9 @@ def test_the_network_that_a_widened_reference_ended_with_is_wide_from_the_start(
 
 def test_policies_are_charged_for_their_own_passes(tmp_path: Path) -> None:
     checkpoint = trained(tmp_path / "run")
-    evaluated(tmp_path / "out", "controllers=[ppo,ppo_permuted,replay]", f"ckpt={checkpoint}")
+    evaluated(tmp_path / "out", "controllers=[ppo,ppo_permuted,ppo_blind,ppo_shuffled,replay]", f"ckpt={checkpoint}")
     by_arm = load_by_arm(tmp_path / "out")
-    assert set(by_arm) == {"ppo", "ppo_permuted", "replay"}
+    assert set(by_arm) == {"ppo", "ppo_permuted", "ppo_blind", "ppo_shuffled", "replay"}
     budget = build_environment(compose_config("evaluate", BUDGET)).budget_flops(0)
     for arm, episodes in by_arm.items():
         for episode in episodes:

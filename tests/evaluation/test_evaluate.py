@@ -221,7 +221,7 @@ def test_valid_configurations_pass() -> None:
 
 
 ARM_ERRORS = {
-    ("controllers=[none,oracle]",): "controllers: oracle is unknown; must be of none, full, static_final, static_final",
+    ("controllers=[none,wizard]",): "controllers: wizard is unknown; must be of none, full, static_final, static_final",
     ("controllers=[]",): "controllers=[]: must name at least one of none, full, static_final",
     ("controllers=[grow_once]",): "controllers: grow_once needs a budget of FLOPs; environment=budget sets one.",
     ("controllers=[best_static@4]",): "controllers: best_static@4 needs a budget of FLOPs; environment=budget sets",
@@ -297,8 +297,8 @@ def test_a_host_that_cannot_be_widened_has_no_net2net() -> None:
 
 
 def test_a_refused_evaluation_leaves_no_directory(tmp_path: Path) -> None:
-    sentence = error_of(tmp_path, *SMALL, "controllers=[oracle]", "hydra.run.dir=out")
-    assert sentence.startswith("controllers: oracle is unknown")
+    sentence = error_of(tmp_path, *SMALL, "controllers=[wizard]", "hydra.run.dir=out")
+    assert sentence.startswith("controllers: wizard is unknown")
     assert not (tmp_path / "out").exists()
 
 
@@ -426,7 +426,7 @@ def test_each_sampled_host_is_a_task_and_schedules_are_tried_on_all_hosts(tmp_pa
     text = (tmp_path / "report.md").read_text()
     assert "best of 2 random schedules, each on 2 hosts; the search took" in text
     assert "cifar_blind on synthetic_images, test split: Results" in text
-    assert "The mean over tasks of the differences of each" in text
+    assert "The mean over tasks of the interquartile mean of paired differences" in text
 
 
 def test_best_open_loop_can_be_the_reference(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_the_command_writes_tasks_that_were_not_measured_and_keeps_scores_of_oth
 
 def test_the_list_of_a_text_distribution_has_settings_of_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     composed = task_report.compose_tasks("stories_zoo", "train", None, ["data=synthetic_stories"])
-    settings = task_report._listed_settings(composed)
+    settings = task_report.listed_settings(composed)
     assert {"data._target_", "data.vocabulary", "optimizer.build.lr"} <= set(settings)
     assert "data.resolution" not in settings
 

@@ -54,12 +54,12 @@ def test_each_search_and_each_of_its_prefixes_has_a_row_with_its_cost() -> None:
 
 
 def test_arms_with_their_own_learning_rate_are_beside_those_with_the_common_one() -> None:
-    table = lr_table(task(none=NONE, none_lr=BEST, full=NONE))
+    table = lr_table([task(none=NONE, none_lr=BEST, full=NONE)])
     assert table is not None
     ((arm, common, own, gap),) = table.rows
     assert arm == "none"
     assert common.startswith("11.50 [")
     assert own.startswith("13.50 [")
     assert gap.startswith("+2.00 [")
-    assert lr_table(task(none=NONE)) is None
+    assert lr_table([task(none=NONE)]) is None
     assert table in search_blocks(task(none=NONE, none_lr=BEST, full=NONE), Provenance())

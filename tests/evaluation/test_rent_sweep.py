@@ -1,5 +1,5 @@
 from esper.evaluation.document import ReportTable
-from esper.evaluation.rent_sweep import RENT_WEIGHTS, rent_blocks
+from esper.evaluation.rent_sweep import RENT_WEIGHTS, rent_blocks, rent_table
 from esper.evaluation.results import group_by_task
 from tests.evaluation.fixtures_episodes import make_episode, make_episodes
 
@@ -12,7 +12,7 @@ def test_differences_are_shown_for_every_weight_of_the_rent() -> None:
         for episode_seed, accuracy in enumerate(accuracies)
     ]
     (task,), _ = group_by_task([*make_episodes("none", accuracies), *grown])
-    table, _ = rent_blocks(task, "ppo")
+    table, _ = rent_blocks([task], "ppo")
     assert isinstance(table, ReportTable)
     assert table.header == ("comparison", "weight 0", "weight 0.25", "weight 0.5", "weight 1", "weight 2")
     (row,) = table.rows
@@ -24,7 +24,7 @@ def test_the_weight_of_the_scores_themselves_gives_the_scores_of_the_validation_
     grown = make_episodes("ppo", [40.0] * 6, split="validation", validation_score=43.0, parameters=200.0)
     bare = make_episodes("none", [39.0] * 6, split="validation", validation_score=39.0)
     (task,), _ = group_by_task([*grown, *bare])
-    table, _ = rent_blocks(task, "ppo")
+    table, _ = rent_blocks([task], "ppo")
     assert isinstance(table, ReportTable)
     assert table.rows[0][1:5] == [
         "+4.00 [+4.00, +4.00]",
@@ -36,6 +36,17 @@ def test_the_weight_of_the_scores_themselves_gives_the_scores_of_the_validation_
 
 def test_there_is_no_table_without_measured_scores_or_another_arm() -> None:
     (task,), _ = group_by_task(make_episodes("ppo", [1.0] * 6, split="validation"))
-    assert not rent_blocks(task, "ppo")
+    assert not rent_blocks([task], "ppo")
     (task,), _ = group_by_task(make_episodes("ppo", [1.0] * 6))
-    assert not rent_blocks(task, "ppo")
+    assert not rent_blocks([task], "ppo")
+
+
+def test_differences_over_several_tasks_are_means_over_them() -> None:
+    episodes = [
+        *make_episodes("none", [30.0] * 6), *make_episodes("ppo", [31.0] * 6),
+        *make_episodes("none", [30.0] * 6, data="other"), *make_episodes("ppo", [33.0] * 6, data="other"),
+    ]  # fmt: skip
+    tasks, _ = group_by_task(episodes)
+    table = rent_table(tasks, "ppo")
+    assert table is not None
+    assert table.rows[0][1].startswith("+2.00 [")

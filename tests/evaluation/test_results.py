@@ -176,8 +176,7 @@ def test_tasks_with_the_same_kind_of_score_are_averaged() -> None:
     tasks, _ = group_by_task(episodes)
     _, sections = report_sections(tasks, Provenance())
     (together,) = [section for section in sections if section.title == "All tasks together"]
-    table = together.blocks[0]
-    assert isinstance(table, ReportTable)
+    table = next(b for b in together.blocks if isinstance(b, ReportTable) and b.header[0] == "comparison")
     assert [row[:4] for row in table.rows] == [["ppo - none", "2", "12", "+2.00 [+2.00, +2.00]"]]
     text = {"data": {"vocabulary": 257}}
     tasks, _ = group_by_task([*episodes, *make_episodes("none", [-200.0] * 6, config=text, host="c")])
@@ -200,6 +199,9 @@ def test_a_negative_control_is_contradicted_by_a_gain() -> None:
     assert control_row("placebo", none)[2:] == ["no episodes", ""]
     replay = make_episodes("replay", SCORES)
     assert control_row("ppo_permuted", replay, make_episodes("ppo_permuted", HIGHER))[3] == "contradicted"
+    ppo = make_episodes("ppo", [1.0, 2, 3, 4, 5, 6])
+    assert control_row("ppo_blind", ppo, make_episodes("ppo_blind", HIGHER))[3] == "contradicted"
+    assert control_row("ppo_shuffled", ppo, make_episodes("ppo_shuffled", [1.0] * 6))[3] == "not contradicted"
 
 
 def test_a_controller_should_wait_where_growth_does_not_pay() -> None:

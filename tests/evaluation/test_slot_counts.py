@@ -11,7 +11,8 @@ from esper.config import build, build_environment, compose_config
 from esper.controllers import NoGrowth, calibrate_rates, keeps_every_seed
 from esper.controllers.random_controller import _simulate_counts
 from esper.environment import EpisodeStart
-from esper.evaluation.arm_jobs import ArmContext, _derived_variant, replay_jobs
+from esper.evaluation.arm_context import ArmContext
+from esper.evaluation.arm_jobs import _derived_variant, replay_jobs
 from esper.evaluation.plans import schedule_plans, static_plans
 from esper.evaluation.run import evaluate
 from esper.growth import load_grown
