@@ -27,7 +27,6 @@ TASKS = 2
 SMALL_SEARCH = (
     *ZOO, "tasks=cifar_zoo", "tasks.split=test", f"tasks.counts.test={TASKS}", "tasks.counts.train=3",
     "tasks.repeats=1", "tasks.settings.budget_batches.log=[8,12]",
-    "tasks.families.no_space.settings.budget_batches.log=[8,12]",
     "environment.envs=8", "environment.threads=1", "environment.steps=4", "environment.validation_samples=20",
     "slots.blueprints=[norm,depthwise]", "search.budgets=[1]", "search.finalist_seeds=2", "search.lr_scales=null",
     "search.episodes=20", "search.harm_seeds=1", "blueprint=[norm]", "net2net_host=wide2", f"episodes={2 * TASKS}",
