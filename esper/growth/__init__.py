@@ -1,7 +1,19 @@
 """Growth: seeds are grafted into hosts, trained in isolation, blended in, removed, and exported."""
 
+from esper.growth.costs import count_flops, seed_flops, seed_parameters
 from esper.growth.export import GrownNetwork, export, load_grown
-from esper.growth.model import GrowingHost, Mode, SeedSetting, SeedSettings, fossil_settings, seed_settings
+from esper.growth.gradients import gradient_health
+from esper.growth.hooks import (
+    HookedSlot,
+    attach_slots,
+    detach_slots,
+    find_hooked_slots,
+    first_tensor,
+    replace_first_tensor,
+    without_seeds,
+)
+from esper.growth.model import GrowingHost
+from esper.growth.modes import Mode, SeedSetting, SeedSettings, fossil_settings, seed_settings
 from esper.growth.optimizer import HOST_GROUP, GrowthOptimizer, LRSchedule
 from esper.growth.seed import Seed
 from esper.growth.snapshot import Snapshot, adopt, restore, snapshot
@@ -12,6 +24,7 @@ __all__ = [
     "GrowingHost",
     "GrownNetwork",
     "GrowthOptimizer",
+    "HookedSlot",
     "LRSchedule",
     "Mode",
     "Seed",
@@ -19,12 +32,22 @@ __all__ = [
     "SeedSettings",
     "Snapshot",
     "adopt",
+    "attach_slots",
+    "count_flops",
+    "detach_slots",
     "export",
+    "find_hooked_slots",
+    "first_tensor",
     "fossil_settings",
+    "gradient_health",
     "load_grown",
+    "replace_first_tensor",
     "restore",
+    "seed_flops",
+    "seed_parameters",
     "seed_settings",
     "snapshot",
     "widen_host",
     "widened",
+    "without_seeds",
 ]

@@ -25,7 +25,11 @@ def test_stated_parameter_counts_match_the_built_modules(topology: str, sizes: t
 @pytest.mark.parametrize(
     ("topology", "channels", "counts"),
     [
-        ("cnn", 8, {"norm": 17, "spatial": 72, "attention": 40, "depthwise": 152, "bottleneck": 720, "conv_heavy": 1184}),
+        (
+            "cnn",
+            8,
+            {"norm": 17, "spatial": 72, "attention": 40, "depthwise": 152, "bottleneck": 720, "conv_heavy": 1184},
+        ),
         ("cnn", 64, {"conv_small": 4224, "conv_light": 36992, "bottleneck": 4480, "attention": 2112}),
         (
             "transformer",
