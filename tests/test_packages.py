@@ -12,8 +12,8 @@ from tests.fixtures_syntax import nodes, parse
 PACKAGE = Path(esper.__file__).parent
 ORDER = (  # each may import only those before it
     "renames", "arguments", "command_line", "plugins", "files", "rng", "flops", "lifecycle", "blueprints", "hosts",
-    "growth", "data", "observation", "environment", "tasks", "rewards", "controllers", "ppo", "records", "telemetry",
-    "config", "app", "checkpoints", "evaluation", "tuning", "gym", "sweeps", "training", "run", "evaluate",
+    "growth", "data", "observation", "environment", "tasks", "rewards", "controllers", "grow", "ppo", "records",
+    "telemetry", "config", "app", "checkpoints", "evaluation", "tuning", "gym", "sweeps", "training", "run", "evaluate",
     "report", "tune",
 )  # fmt: skip
 WITHOUT_HYDRA = ORDER[: ORDER.index("config")]

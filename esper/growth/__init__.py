@@ -15,8 +15,8 @@ from esper.growth.hooks import (
 from esper.growth.model import GrowingHost
 from esper.growth.modes import Mode, SeedSetting, SeedSettings, fossil_settings, seed_settings
 from esper.growth.optimizer import HOST_GROUP, GrowthOptimizer, LRSchedule
-from esper.growth.seed import Seed
-from esper.growth.snapshot import Snapshot, adopt, restore, snapshot
+from esper.growth.seed import Seed, make_seed
+from esper.growth.snapshot import Snapshot, adopt, copy_optimizer_state, restore, restore_optimizer_state, snapshot
 from esper.growth.widen import widen_host, widened
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Snapshot",
     "adopt",
     "attach_slots",
+    "copy_optimizer_state",
     "count_flops",
     "detach_slots",
     "export",
@@ -41,8 +42,10 @@ __all__ = [
     "fossil_settings",
     "gradient_health",
     "load_grown",
+    "make_seed",
     "replace_first_tensor",
     "restore",
+    "restore_optimizer_state",
     "seed_flops",
     "seed_parameters",
     "seed_settings",

@@ -1,0 +1,367 @@
+"""Where a network can grow: modules whose output a seed can follow, their shapes and their share of the cost."""
+
+import difflib
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.blueprints import Blueprint, blueprints
+from esper.growth import first_tensor, make_seed
+from esper.lifecycle import Blend
+from esper.rng import derive_seed
+
+TOPOLOGIES = {4: "cnn", 3: "transformer"}  # by the number of dimensions of the output
+SLOT_RULES = "[batch, channels, height, width] or [batch, time, channels]"
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+Run = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class ModuleUse:
+    """What one forward pass of an example showed of a module."""
+
+    name: str
+    calls: int
+    shape: tuple[int, ...] | None  # of the first tensor in its output
+    channels_last: bool
+    start: int  # FLOPs of the whole batch before it ran
+    end: int  # and after it
+
+    @property
+    def topology(self) -> str | None:
+        """The kind of seeds that fit its output; None if none do."""
+        return None if self.shape is None else TOPOLOGIES.get(len(self.shape))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one forward and backward pass of an example showed of a network."""
+
+    uses: dict[str, ModuleUse]  # by the name of the module, in the order in which they finished
+    batch: int  # samples of the example
+    positions: int  # pixels or tokens of a sample
+    options: int | None  # last dimension of the output, such as classes or tokens; None if there is no such output
+    forward: float  # FLOPs of one sample
+    backward: float
+
+
+@dataclass(frozen=True)
+class SlotInfo:
+    """A place where a network can grow."""
+
+    name: str
+    shape: tuple[int, ...]  # of the output of its module for the example
+    topology: Literal["cnn", "transformer"]
+    channels: int
+    channels_last: bool
+    cost: float  # share of the FLOPs between the slot before and this one
+    blueprints: tuple[str, ...]  # that fit
+
+    @property
+    def features(self) -> Tensor:
+        """One sample of the features, on the meta device."""
+        return torch.empty(1, *self.shape[1:], device="meta")
+
+
+class SlotTable(Sequence[SlotInfo]):
+    """The slots of a network in the order of its forward pass; prints as a table."""
+
+    def __init__(self, slots: Sequence[SlotInfo], trace: Trace) -> None:
+        self.trace = trace
+        self._slots = tuple(slots)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._slots[index]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[SlotInfo]:
+        return iter(self._slots)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(slot.name for slot in self)
+
+    @property
+    def topology(self) -> str:
+        return self._slots[0].topology
+
+    def __repr__(self) -> str:
+        rows = [("slot", "output", "topology", "channels", "cost", "blueprints")]
+        rows += [
+            (each.name, " x ".join(map(str, each.shape)), each.topology, str(each.channels), f"{each.cost:.0%}",
+             ", ".join(each.blueprints))
+            for each in self
+        ]  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def find_slots(
+    model: nn.Module,
+    example: Any,
+    *,
+    slots: str | Sequence[str] = "auto",
+    exclude: str | Sequence[str] = (),
+    blueprints: Sequence[str] | None = None,
+    causal: bool = False,
+    run: Run | None = None,
+) -> SlotTable:
+    """The slots of a network, as a table: name, output, topology, channels, share of the cost, blueprints that fit.
+
+    Arguments:
+        model: any network
+        example: a batch: what its forward method takes, or a tuple or mapping that begins with that
+        slots: names of modules, whole or from a dot on; a regular expression, if it is a string; `auto` is the outputs
+            of stages
+        exclude: modules that are left out, named like `slots`
+        blueprints: that may grow; None is all that fit
+        causal: whether no output may depend on later positions, as in a language model; seeds that mix positions of a
+            text are causal, and are used only there, or where `blueprints` names them
+        run: runs the model with the example; None calls it
+    """
+    trace = trace_network(model, example, run)
+    names = choose_modules(model, trace, slots, exclude)
+    topologies = {trace.uses[name].topology for name in names}
+    if len(topologies) > 1:
+        raise ValueError(f"slots={names}: must all have images or all have texts, not both; choose with slots=.")
+    total, last, found = max(1, trace.uses[names[-1]].end, *(use.end for use in trace.uses.values())), 0, []
+    for name in names:
+        use = trace.uses[name]
+        assert use.shape is not None
+        channels = use.shape[1] if use.topology == "cnn" else use.shape[-1]
+        fitting = fitting_blueprints(str(use.topology), channels, blueprints, causal)
+        if not fitting:
+            raise ValueError(f"slots: none of blueprints={blueprints or 'all'} fits {name} with {channels} channels.")
+        found.append(
+            SlotInfo(
+                name, use.shape, use.topology, channels, use.channels_last, (use.end - last) / total, fitting  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+        last = use.end
+    return SlotTable(found, trace)
+
+
+def trace_network(model: nn.Module, example: Any, run: Run | None = None) -> Trace:
+    """Run a network on an example in evaluation mode, forward and backward; nothing of it changes."""
+    counter = FlopCounterMode(display=False)
+    calls: dict[str, int] = {}
+    uses: dict[str, ModuleUse] = {}
+    starts: dict[str, list[int]] = {}
+
+    def before(name: str) -> Callable[..., None]:
+        return lambda module, inputs: starts.setdefault(name, []).append(counter.get_total_flops())
+
+    def after(name: str) -> Callable[..., None]:
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
+            calls[name] = calls.get(name, 0) + 1
+            features = first_tensor(output)
+            shape = None if features is None else tuple(features.shape)
+            last = features is not None and features.ndim == 4 and _is_channels_last(features)
+            use = ModuleUse(name, calls[name], shape, last, starts[name].pop(), counter.get_total_flops())
+            uses.pop(name, None)
+            uses[name] = use
+
+        return record
+
+    modules = {name: module for name, module in model.named_modules() if name}
+    handles = [module.register_forward_pre_hook(before(name)) for name, module in modules.items()]
+    handles += [module.register_forward_hook(after(name)) for name, module in modules.items()]
+    training = {name: module.training for name, module in model.named_modules()}
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    example = move_to(example, device)
+    positions, batch = input_size(example)
+    try:
+        model.eval()
+        with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), counter:
+            output = (run or call_model)(model, example)
+            forward = counter.get_total_flops()
+            scalar = _sum_of_floats(output)
+            if scalar is not None and weights:
+                with suppress(RuntimeError):  # some networks cannot be differentiated in evaluation mode
+                    torch.autograd.grad(scalar, weights, allow_unused=True)
+            total = counter.get_total_flops()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for name, module in model.named_modules():
+            module.training = training[name]
+    backward = total - forward if total > forward else 2 * forward
+    return Trace(uses, batch, positions, output_options(output), forward / batch, backward / batch)
+
+
+def choose_modules(
+    model: nn.Module, trace: Trace, slots: str | Sequence[str], exclude: str | Sequence[str]
+) -> list[str]:
+    """Names of the modules that `slots` means, in the order of the forward pass."""
+    names = [name for name, _ in model.named_modules() if name]
+    excluded = set(match_names(names, exclude, "exclude")) if exclude else set()
+    if slots == "auto":
+        chosen = automatic_slots(model, trace, excluded)
+    else:
+        chosen = [name for name in match_names(names, slots, "slots") if name not in excluded]
+        if isinstance(slots, str):  # a regular expression also means modules that were not meant
+            chosen = [name for name in chosen if _problem(trace, name) is None] or chosen
+    for name in chosen:
+        problem = _problem(trace, name)
+        if problem is not None:
+            raise ValueError(f"slots: {name} {problem}.")
+    if not chosen:
+        raise ValueError(f"slots={slots!r}, exclude={exclude!r}: must leave at least one module.")
+    order = list(trace.uses)
+    return sorted(chosen, key=order.index)
+
+
+def match_names(names: Sequence[str], wanted: str | Sequence[str], key: str) -> list[str]:
+    """The names that match: a string is a regular expression, an entry of a list is a name or its end after a dot."""
+    if isinstance(wanted, str):
+        try:
+            found = [name for name in names if re.fullmatch(wanted, name)]
+        except re.error as error:
+            raise ValueError(f"{key}={wanted!r}: must be a regular expression or a list of names ({error}).") from None
+        if not found:
+            raise ValueError(f"{key}={wanted!r}: matches no module; {_nearest(names, wanted)}.")
+        return found
+    result: dict[str, None] = {}
+    for entry in wanted:
+        found = [name for name in names if name == entry or name.endswith(f".{entry}")]
+        if not found:
+            raise ValueError(f"{key}: {entry!r} matches no module; {_nearest(names, entry)}.")
+        result |= dict.fromkeys(found)
+    return list(result)
+
+
+def automatic_slots(model: nn.Module, trace: Trace, excluded: set[str]) -> list[str]:
+    """The outputs of stages: siblings with layers of their own and outputs of equal rank, that cost the most together.
+
+    Without such siblings, the last output of each shape.
+    """
+    modules = dict(model.named_modules())
+    usable = [name for name in trace.uses if name not in excluded and _problem(trace, name) is None]
+    groups: dict[tuple[str, str | None], list[str]] = {}
+    for name in usable:
+        if any(True for _ in modules[name].children()) and any(True for _ in modules[name].parameters()):
+            groups.setdefault((name.rpartition(".")[0], trace.uses[name].topology), []).append(name)
+    stages = [group for group in groups.values() if len(group) > 1]
+    if stages:
+        cost = {id(group): sum(trace.uses[name].end - trace.uses[name].start for name in group) for group in stages}
+        return max(stages, key=lambda group: (cost[id(group)], -group[0].count(".")))
+    last: dict[tuple[int, ...], str] = {}
+    for name in usable:
+        shape = trace.uses[name].shape
+        assert shape is not None
+        if not isinstance(modules[name], CONTAINERS):
+            last.pop(shape, None)
+            last[shape] = name
+    if not last:
+        raise ValueError(f"slots=auto: no module has an output {SLOT_RULES}; name some with slots=.")
+    topology = trace.uses[next(iter(last.values()))].topology
+    return [name for name in last.values() if trace.uses[name].topology == topology]
+
+
+def fitting_blueprints(topology: str, channels: int, wanted: Sequence[str] | None, causal: bool) -> tuple[str, ...]:
+    """Names of the blueprints that can be built for some channels; a name that does not exist is refused."""
+    known = blueprints(topology)
+    for name in wanted or ():
+        if name not in known:
+            raise ValueError(
+                f"blueprints: {name} is unknown among {topology} blueprints; allowed are {', '.join(known)}."
+            )
+    entries = [known[name] for name in wanted] if wanted is not None else [
+        entry for entry in known.values() if causal or topology == "cnn" or "sequence" not in entry.kinds
+    ]  # fmt: skip
+    return tuple(entry.name for entry in entries if _can_build(entry, channels))
+
+
+def call_model(model: nn.Module, example: Any) -> Any:
+    """Call a network with a batch; of a tuple, as many entries as its forward method requires."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    if isinstance(example, tuple | list):
+        return model(*example[: required_inputs(model)])
+    return model(example)
+
+
+def required_inputs(model: nn.Module) -> int:
+    """Number of inputs that the forward method requires, at least 1."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return max(1, sum(each.kind in plain and each.default is inspect.Parameter.empty for each in parameters))
+
+
+def input_size(example: Any) -> tuple[int, int]:
+    """Pixels or tokens of a sample, and the number of samples, from the first tensor of a batch."""
+    first = first_tensor(example)
+    if first is None or first.ndim == 0:
+        raise ValueError(f"example={type(example).__name__}: must be a batch whose first tensor is the input.")
+    spatial = first.shape[2:] if first.ndim == 4 else first.shape[1:2]
+    return max(1, math.prod(spatial)), first.shape[0]
+
+
+def move_to(example: Any, device: torch.device) -> Any:
+    """A batch on another device."""
+    if isinstance(example, Tensor):
+        return example.to(device)
+    if isinstance(example, Mapping):
+        return {key: move_to(value, device) for key, value in example.items()}
+    if isinstance(example, tuple | list):
+        return [move_to(value, device) for value in example]
+    return example
+
+
+def output_options(output: Any) -> int | None:
+    """Size of the last dimension of the first tensor [batch, ..., options] in an output."""
+    if isinstance(output, Mapping) and "logits" in output:
+        output = output["logits"]
+    first = first_tensor(output)
+    return None if first is None or first.ndim < 2 or first.shape[-1] < 2 else first.shape[-1]
+
+
+def _problem(trace: Trace, name: str) -> str | None:
+    """Why a module cannot be a slot; None if it can."""
+    use = trace.uses.get(name)
+    if use is None:
+        return "does not run in a forward pass of the example"
+    if use.calls > 1:
+        return f"runs {use.calls} times in one forward pass; it must run once"
+    if use.topology is None:
+        shape = "no tensor" if use.shape is None else f"the shape {list(use.shape)}"
+        return f"has an output of {shape}; it must be {SLOT_RULES}"
+    return None
+
+
+def _nearest(names: Sequence[str], wanted: str) -> str:
+    near = difflib.get_close_matches(wanted, [*names], n=3, cutoff=0.3)
+    return f"the nearest are {', '.join(near)}" if near else f"modules are {', '.join(names[:10])}"
+
+
+def _can_build(entry: Blueprint, channels: int) -> bool:
+    try:
+        with torch.device("meta"):
+            make_seed(entry.topology, entry.name, Blend.ADD, channels, rng_seed=derive_seed("slots", 0))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_channels_last(features: Tensor) -> bool:
+    return features.is_contiguous(memory_format=torch.channels_last) and not features.is_contiguous()
+
+
+def _sum_of_floats(output: Any) -> Tensor | None:
+    """The sum of the first floating-point tensor that needs a gradient."""
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else [output]
+    for part in parts:
+        if isinstance(part, Tensor) and part.is_floating_point() and part.requires_grad:
+            return part.float().sum()
+    return None

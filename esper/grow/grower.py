@@ -1,0 +1,366 @@
+"""Grow a network in a training loop of one's own."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.grow.controllers import choose_controller
+from esper.grow.costs import NetworkCosts
+from esper.grow.discovery import Run, find_slots
+from esper.grow.gradients import GradientWatch
+from esper.grow.guard import GoodState
+from esper.grow.learning_rate import LearningRateMass
+from esper.grow.network import base_digest, refuse_network, unwrap
+from esper.grow.observe import NAN, StepMeasurements, missing_groups
+from esper.grow.optimizers import SeedGroups
+from esper.grow.plan import GrowthLimits, GrowthPlan
+from esper.grow.probes import Contributions, Evaluate, measure_contributions
+from esper.grow.structure import NetworkStructure, StructureChange, shared_blueprints
+
+GROWER_VERSION = 1  # of the saved state
+Number = float | Tensor
+
+
+class Grower:
+    """Grows a network while it trains: after each piece of training, `step` takes one decision.
+
+    Arguments:
+        model: any network; it does not change until a seed grows
+        optimizer: the one that trains it, or several
+        example: a batch, which is run once
+        steps: calls of `step` in the whole training
+        slots, exclude, blueprints, causal, run: see `esper.slots`
+        controller: pretrained, gated, tuned_rule, fragrow, heuristic, schedule, none, the path of a checkpoint, a
+            Controller, or a function that builds one for an ActionSpace
+        settings: of a rule, that replace its defaults
+        schedulers: those of the learning rates, or one
+        seed_lr: learning rate of a seed, relative to that of the layers at its slot
+        max_parameters: largest network, in multiples of the present one; None is no limit
+        until: share of the training after which nothing new is planted
+        budget_flops: FLOPs of the training; progress is then the share that is spent. None: the share of steps
+        mode: whether a higher score is better, max, or a lower one, min
+        score_scale: points of a score of 1, such as 100 for an accuracy from 0 to 1
+        passes: the training in passes over the training set; None is `steps`
+        chance_loss: validation loss at chance level; None is that of the number of outputs
+        evaluate_samples: samples that `evaluate` runs through. With it, seeds are measured only as long as that costs
+            at most `measure_share` of the training, and the cost is part of `flops`
+        measure_share: see `evaluate_samples`
+        guard: whether a non-finite loss removes the newest seed and restores the last good state
+        rng_seed: of the weights of seeds and of the controller's random draws
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        example: Any,
+        steps: int,
+        slots: str | Sequence[str] = "auto",
+        controller: object = "pretrained",
+        settings: Mapping[str, Any] | None = None,
+        blueprints: Sequence[str] | None = None,
+        exclude: str | Sequence[str] = (),
+        causal: bool = False,
+        run: Run | None = None,
+        schedulers: object = (),
+        seed_lr: float = 1.0,
+        max_parameters: float | None = None,
+        until: float = 1.0,
+        budget_flops: float | None = None,
+        mode: Literal["max", "min"] = "max",
+        score_scale: float = 100.0,
+        passes: float | None = None,
+        chance_loss: float | None = None,
+        evaluate_samples: int | None = None,
+        measure_share: float = 0.1,
+        guard: bool = True,
+        rng_seed: int = 0,
+    ) -> None:
+        _check(steps, mode, max_parameters=max_parameters, until=until, budget_flops=budget_flops, seed_lr=seed_lr)
+        refuse_network(model)
+        self.model = unwrap(model)
+        self.table = find_slots(
+            self.model, example, slots=slots, exclude=exclude, blueprints=blueprints, causal=causal, run=run
+        )
+        self._digest, self._costs = base_digest(self.model), NetworkCosts(self.model, self.table)
+        names, options = shared_blueprints(self.table), self.table.trace.options
+        self._plan = GrowthPlan(
+            choose_controller(
+                controller,
+                slots=self.table.names,
+                blueprints=names,
+                traits=self._costs.traits(names),
+                steps=steps,
+                settings=settings,
+            ),
+            self._costs,
+            GrowthLimits(until, max_parameters),
+            steps=steps,
+            passes=float(steps) if passes is None else passes,
+            chance_loss=math.log(options) if chance_loss is None and options is not None else chance_loss,
+            rng_seed=rng_seed,
+        )
+        several = schedulers if isinstance(schedulers, list | tuple) else [schedulers]
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self._groups = SeedGroups(self.model, optimizers, several, lr_scale=seed_lr)
+        self._lr_mass, self._gradients = LearningRateMass(self._groups), GradientWatch(self._groups)
+        self._groups.watchers.append(self._count_step)
+        self._structure = NetworkStructure(self.model, self.table, self._groups, rng_seed=rng_seed)
+        if self.model is not model:
+            torch.compiler.reset()  # what was compiled before would not notice the hooks
+        self._budget, self._sign, self._scale = budget_flops, 1.0 if mode == "max" else -1.0, score_scale
+        self._evaluate_samples, self._measure_share = evaluate_samples, measure_share
+        self._guard = guard
+        self._good: GoodState | None = None  # the last one, for the guard
+        self._flops, self._probe_flops, self._counts_samples = 0.0, 0.0, False
+        self.history: list[dict[str, Any]] = []  # a record for each step
+
+    def step(
+        self,
+        *,
+        val_loss: Number,
+        train_loss: Number | None = None,
+        score: Number | None = None,
+        train_score: Number | None = None,
+        evaluate: Evaluate | None = None,
+        progress: float | None = None,
+    ) -> StructureChange:
+        """Take one decision after a piece of training, and carry it out.
+
+        Arguments:
+            val_loss: validation loss
+            train_loss: mean training loss since the last step; None is not known
+            score: what the training is for, such as validation accuracy; None is the loss
+            train_score: the same on training data; None is not known
+            evaluate: measures the network again and returns the validation loss, or that and the score. It is called
+                with all seeds, and with each live seed switched off
+            progress: share of the training that is over; None is that of the budget, or of the steps
+        """
+        change, action = self.choose(
+            self.measure(
+                val_loss=val_loss,
+                train_loss=train_loss,
+                score=score,
+                train_score=train_score,
+                evaluate=evaluate,
+                progress=progress,
+            )
+        )
+        return change if action is None else change + self.apply(action)
+
+    def measure(
+        self,
+        *,
+        val_loss: Number,
+        train_loss: Number | None = None,
+        score: Number | None = None,
+        train_score: Number | None = None,
+        evaluate: Evaluate | None = None,
+        progress: float | None = None,
+    ) -> StepMeasurements:
+        """Collect what is known after a piece of training; arguments as in `step`.
+
+        With several processes, send what one of them has collected to the others, so that all decide the same.
+        """
+        loss, trained = float(val_loss), NAN if train_loss is None else float(train_loss)
+        points = self._points(None if score is None else float(score), loss)
+        broken = self._broken_slot(loss, trained)
+        if broken is not None:
+            good = self._good
+            loss, points, trained = (NAN, NAN, NAN) if good is None else (good.loss, good.score, NAN)
+        norms, health = self._gradients.read()
+        found = Contributions() if broken is not None or evaluate is None else self._contributions(evaluate)
+        share = self._progress(progress)
+        trained_points = NAN if train_score is None else self._points(float(train_score), trained)
+        return StepMeasurements(
+            progress=share,
+            loss=loss,
+            score=points,
+            train_loss=trained,
+            accuracy=_accuracy(points, loss, train_score is None),
+            train_accuracy=_accuracy(trained_points, trained, train_score is None),
+            lr_left=self._lr_mass.left(share),
+            flops=self._flops,
+            gradient_norm=norms.pop(None, NAN),
+            health=health.pop(None, NAN),
+            contribution=found.score,
+            loss_contribution=found.loss,
+            seed_gradient_norm={str(slot): value for slot, value in norms.items()},
+            seed_health={str(slot): value for slot, value in health.items()},
+            rolled_back=broken,
+            has_contributions=evaluate is not None,
+        )
+
+    def choose(self, measured: StepMeasurements) -> tuple[StructureChange, Tensor | None]:
+        """Advance the lifecycle, which may remove seeds, and choose an action, int64 [1, heads]; None at the end.
+
+        Every process must call this, with equal measurements.
+        """
+        plan, broken = self._plan, measured.rolled_back
+        if not plan.has_started:
+            plan.start(missing_groups(measured, self._costs))
+        plan.measure(measured)
+        change = self._structure.follow(plan)
+        if broken is not None:
+            warnings.warn(f"esper: the loss is non-finite; the seed in {broken} was removed.", stacklevel=2)
+            if self._good is not None:
+                self._good.restore(self.model, self._groups.optimizers)
+        self._record(measured, change)
+        if plan.is_over:
+            return change + self.finish(), None
+        if self._guard and math.isfinite(measured.loss):
+            self._good = GoodState.of(self.model, self._groups.optimizers, measured.loss, measured.score)
+        return change, plan.choose()
+
+    def apply(self, action: Tensor) -> StructureChange:
+        """Carry out an action. Every process must call this, with the same action."""
+        self._plan.apply(action)
+        change = self._structure.follow(self._plan)
+        self.history[-1] |= self._plan.describe(action)
+        self._note(change)
+        return change
+
+    def finish(self) -> StructureChange:
+        """End the growth: keep the seeds that are blended in and healthy, and remove the others."""
+        self._plan.finish()
+        change = self._structure.follow(self._plan)
+        self._note(change)
+        return change
+
+    def note_batch(self, samples: int) -> None:
+        """Count training samples; without it, every optimizer step counts as one batch of the example."""
+        self._counts_samples = True
+        self._flops += samples * self._costs.training_flops(self._plan.slots, self._plan.space)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs that the training has spent."""
+        return self._flops
+
+    @property
+    def spent_share(self) -> float:
+        """The share of the budget that is spent, at most 1; without a budget, the share of steps."""
+        share = self._plan.step / self._plan.steps if self._budget is None else self._flops / self._budget
+        return min(1.0, share)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the budget or the steps have come to an end."""
+        return self._plan.is_over or (self._budget is not None and self.spent_share >= 1)
+
+    def explain(self) -> list[dict[str, Any]]:
+        """For each decision, the probabilities of its options and the features that differ most from the training."""
+        return [{"step": step, **asdict(explanation)} for step, explanation in self._plan.explanations]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A record for each seed of the network: slot, blueprint, when, stage, parameters and contribution."""
+        return self._plan.summary()
+
+    def add_scheduler(self, scheduler: object) -> None:
+        """A scheduler that was built later; the groups of seeds that grow from now on are kept from it."""
+        self._groups.add_scheduler(scheduler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Structure and course of the growth as plain data; weights are in the states of model and optimizers."""
+        return {
+            "version": GROWER_VERSION,
+            "base": self._digest,
+            "slots": list(self.table.names),
+            "plan": self._plan.state_dict(),
+            "structure": self._structure.state_dict(),
+            "lr": self._lr_mass.state_dict(),
+            "flops": [self._flops, self._probe_flops],
+            "history": [dict(record) for record in self.history],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Rebuild the structure of a saved Grower; this one must be new.
+
+        Load the states of model, optimizers and schedulers after this.
+        """
+        if state.get("version") != GROWER_VERSION:
+            raise ValueError(f"version={state.get('version')}: must be {GROWER_VERSION}, in the state of a Grower.")
+        if state["base"] != self._digest:
+            raise ValueError(
+                "model: must be the network of the saved state; its parameters have other names or shapes."
+            )
+        if tuple(state["slots"]) != self.table.names:
+            raise ValueError(f"slots={list(self.table.names)}: must be {state['slots']}, as in the saved state.")
+        self._plan.load_state_dict(state["plan"])
+        self._structure.rebuild(self._plan, state["structure"])
+        self._lr_mass.load_state_dict(state["lr"])
+        self._flops, self._probe_flops = state["flops"]
+        self.history = [dict(record) for record in state["history"]]
+
+    def close(self) -> None:
+        """Leave the optimizers and schedulers to themselves; without seeds, the network is as it was before."""
+        self._groups.close()
+        self._structure.close()
+
+    def _points(self, score: float | None, loss: float) -> float:
+        """A score in points, higher is better; the negative loss takes the place of an unknown one."""
+        return self._scale * (-loss if score is None else self._sign * score)
+
+    def _progress(self, given: float | None) -> float:
+        if given is not None:
+            return min(1.0, given)
+        if self._budget is not None:
+            return self.spent_share
+        return min(1.0, (self._plan.step + 1) / self._plan.steps)
+
+    def _broken_slot(self, loss: float, trained: float) -> str | None:
+        """The slot of the newest seed if the loss is non-finite; a training loss may be unknown."""
+        is_good = math.isfinite(loss) and not math.isinf(trained)
+        live = self._plan.live
+        return None if is_good or not live or not self._guard else min(live, key=self._plan.age)
+
+    def _contributions(self, evaluate: Evaluate) -> Contributions:
+        slots = [slot for slot in self._structure.probed if slot in self._plan.live]
+        if self._evaluate_samples is not None:
+            forward = self._costs.forward_flops(self._plan.slots, self._plan.space)
+            cost = forward * self._evaluate_samples * (1 + len(slots))
+            if self._probe_flops + cost > self._measure_share * max(self._flops, 1.0):
+                return Contributions()
+            self._probe_flops, self._flops = self._probe_flops + cost, self._flops + cost
+        return measure_contributions(self.model, slots, evaluate, self._points)
+
+    def _count_step(self, optimizer: Optimizer) -> None:
+        if not self._counts_samples and optimizer is self._groups.optimizers[0]:
+            batch = self.table.trace.batch
+            self._flops += batch * self._costs.training_flops(self._plan.slots, self._plan.space)
+
+    def _record(self, measured: StepMeasurements, change: StructureChange) -> None:
+        self.history.append(self._plan.record() | {"flops": self._flops, "events": []})
+        if measured.rolled_back is not None:
+            self.history[-1]["events"].append(f"rolled back {measured.rolled_back}")
+        self._note(change)
+
+    def _note(self, change: StructureChange) -> None:
+        """Add the events of a change to the record of this step."""
+        if self.history:
+            seeds = self._plan.seeds
+            self.history[-1]["events"] += [f"planted {seeds[slot].blueprint} in {slot}" for slot in change.added]
+            self.history[-1]["events"] += [f"removed the seed in {slot}" for slot in change.removed]
+
+
+def _accuracy(points: float, loss: float, is_surrogate: bool) -> float:
+    """Accuracy from 0 to 1. Without a score on training data, the likelihood of the right answer takes its place."""
+    return math.exp(-max(0.0, loss)) if is_surrogate else points / 100
+
+
+def _check(steps: int, mode: str, **limits: float | None) -> None:
+    if steps < 1:
+        raise ValueError(f"steps={steps}: must be at least 1.")
+    if mode not in ("max", "min"):
+        raise ValueError(f"mode={mode}: must be max or min.")
+    for key, value in limits.items():
+        least = 1.0 if key == "max_parameters" else 0.0
+        if value is not None and not value >= least:
+            raise ValueError(f"{key}={value}: must be at least {least:g}.")
