@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.blueprints import Blueprint, blueprints
-from esper.growth import first_tensor, make_seed
+from esper.growth import first_tensor, make_seed, output_form
 from esper.lifecycle import Blend
 from esper.rng import derive_seed
 
@@ -32,6 +32,8 @@ class ModuleUse:
     calls: int
     shape: tuple[int, ...] | None  # of the first tensor in its output
     channels_last: bool
+    output: tuple[str, int | str] | None  # form of its output, and the place of the tensor in it
+    keywords: tuple[str, ...]  # names of its keyword arguments
     start: int  # FLOPs of the whole batch before it ran
     end: int  # and after it
 
@@ -62,6 +64,8 @@ class SlotInfo:
     topology: Literal["cnn", "transformer"]
     channels: int
     channels_last: bool
+    output: tuple[str, int | str]  # form of its output, and the place of the features in it
+    keywords: tuple[str, ...]  # names of its keyword arguments
     cost: float  # share of the FLOPs between the slot before and this one
     blueprints: tuple[str, ...]  # that fit
 
@@ -142,9 +146,12 @@ def find_slots(
         fitting = fitting_blueprints(str(use.topology), channels, blueprints, causal)
         if not fitting:
             raise ValueError(f"slots: none of blueprints={blueprints or 'all'} fits {name} with {channels} channels.")
+        assert use.output is not None
+        topology: Literal["cnn", "transformer"] = "cnn" if use.topology == "cnn" else "transformer"
+        cost = (use.end - last) / total
         found.append(
             SlotInfo(
-                name, use.shape, use.topology, channels, use.channels_last, (use.end - last) / total, fitting  # type: ignore[arg-type]
+                name, use.shape, topology, channels, use.channels_last, use.output, use.keywords, cost, fitting
             )
         )  # fmt: skip
         last = use.end
@@ -156,25 +163,34 @@ def trace_network(model: nn.Module, example: Any, run: Run | None = None) -> Tra
     counter = FlopCounterMode(display=False)
     calls: dict[str, int] = {}
     uses: dict[str, ModuleUse] = {}
-    starts: dict[str, list[int]] = {}
+    starts: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
 
     def before(name: str) -> Callable[..., None]:
-        return lambda module, inputs: starts.setdefault(name, []).append(counter.get_total_flops())
+        def record(module: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> None:
+            starts.setdefault(name, []).append((counter.get_total_flops(), tuple(keywords)))
+
+        return record
 
     def after(name: str) -> Callable[..., None]:
         def record(module: nn.Module, inputs: Any, output: Any) -> None:
+            features, (start, keywords) = first_tensor(output), starts[name].pop()
             calls[name] = calls.get(name, 0) + 1
-            features = first_tensor(output)
-            shape = None if features is None else tuple(features.shape)
-            last = features is not None and features.ndim == 4 and _is_channels_last(features)
-            use = ModuleUse(name, calls[name], shape, last, starts[name].pop(), counter.get_total_flops())
             uses.pop(name, None)
-            uses[name] = use
+            uses[name] = ModuleUse(
+                name,
+                calls[name],
+                None if features is None else tuple(features.shape),
+                features is not None and features.ndim == 4 and _is_channels_last(features),
+                output_form(output),
+                keywords,
+                start,
+                counter.get_total_flops(),
+            )
 
         return record
 
     modules = {name: module for name, module in model.named_modules() if name}
-    handles = [module.register_forward_pre_hook(before(name)) for name, module in modules.items()]
+    handles = [module.register_forward_pre_hook(before(name), with_kwargs=True) for name, module in modules.items()]
     handles += [module.register_forward_hook(after(name)) for name, module in modules.items()]
     training = {name: module.training for name, module in model.named_modules()}
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]

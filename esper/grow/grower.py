@@ -169,8 +169,8 @@ class Grower:
 
         With several processes, send what one of them has collected to the others, so that all decide the same.
         """
-        loss, trained = float(val_loss), NAN if train_loss is None else float(train_loss)
-        points = self._points(None if score is None else float(score), loss)
+        loss, trained = _number(val_loss), NAN if train_loss is None else _number(train_loss)
+        points = self._points(None if score is None else _number(score), loss)
         broken = self._broken_slot(loss, trained)
         if broken is not None:
             good = self._good
@@ -178,7 +178,7 @@ class Grower:
         norms, health = self._gradients.read()
         found = Contributions() if broken is not None or evaluate is None else self._contributions(evaluate)
         share = self._progress(progress)
-        trained_points = NAN if train_score is None else self._points(float(train_score), trained)
+        trained_points = NAN if train_score is None else self._points(_number(train_score), trained)
         return StepMeasurements(
             progress=share,
             loss=loss,
@@ -353,6 +353,10 @@ class Grower:
 def _accuracy(points: float, loss: float, is_surrogate: bool) -> float:
     """Accuracy from 0 to 1. Without a score on training data, the likelihood of the right answer takes its place."""
     return math.exp(-max(0.0, loss)) if is_surrogate else points / 100
+
+
+def _number(value: Number) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def _check(steps: int, mode: str, **limits: float | None) -> None:

@@ -208,7 +208,9 @@ def future_rates(scheduler: object, steps: int) -> list[float]:
     keep = [{key: value for key, value in group.items() if key != "param_names"} for group in original.param_groups]
     groups = [{**group, "params": [nn.Parameter(torch.zeros(()))]} for group in keep]
     stand_in = SGD(groups, lr=float(groups[0]["lr"]))
-    twin = copy.deepcopy(scheduler, {id(original): stand_in, id(getattr(original, "optimizer", original)): stand_in})
+    parts = [getattr(part, "optimizer", None) for part in all_schedulers(scheduler)]
+    replaced = [each for part in parts for each in (part, getattr(part, "optimizer", part))]
+    twin = copy.deepcopy(scheduler, {id(each): stand_in for each in replaced})
     rates = []
     with warnings.catch_warnings(action="ignore"):
         for _ in range(steps):

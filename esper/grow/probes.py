@@ -49,4 +49,5 @@ def _pair(result: Result, points: Callable[[float | None, float], float]) -> tup
     if isinstance(result, tuple | list):
         loss, score = result
         return float(loss), points(float(score), float(loss))
-    return float(result), points(None, float(result))
+    loss = float(result)
+    return loss, points(None, loss)

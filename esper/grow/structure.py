@@ -115,5 +115,7 @@ def _make_slot(info: SlotInfo, model: nn.Module) -> HookedSlot:
         topology=info.topology,
         channels=info.channels,
         channels_last=info.channels_last,
+        output=info.output,
+        keywords=info.keywords,
         dtype=weights[0].dtype if weights else None,
     )

@@ -9,6 +9,7 @@ from esper.growth.hooks import (
     detach_slots,
     find_hooked_slots,
     first_tensor,
+    output_form,
     replace_first_tensor,
     without_seeds,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "gradient_health",
     "load_grown",
     "make_seed",
+    "output_form",
     "replace_first_tensor",
     "restore",
     "restore_optimizer_state",

@@ -7,6 +7,7 @@ seed changes nothing.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,16 +31,27 @@ class HookedSlot(nn.Module):
         topology, channels: of its output
         channels_last: whether its output is in this memory format
         dtype: of its weights
+        output: form of its output, and the place of the features in it, see `output_form`
+        keywords: names of the keyword arguments that it was called with
     """
 
     alpha: Tensor
 
     def __init__(
-        self, name: str, *, topology: str, channels: int, channels_last: bool = False, dtype: torch.dtype | None = None
+        self,
+        name: str,
+        *,
+        topology: str,
+        channels: int,
+        channels_last: bool = False,
+        dtype: torch.dtype | None = None,
+        output: tuple[str, int | str] = ("tensor", 0),
+        keywords: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.name, self.topology, self.channels = name, topology, channels
         self.channels_last, self.dtype = channels_last, dtype or torch.get_default_dtype()
+        self.output, self.keywords = output, tuple(keywords)
         self.seed: Seed | None = None
         self.mode = Mode.ISOLATED
         self.place: tuple[nn.Module, RemovableHandle] | None = None  # in a tuple, so that it is not a submodule
@@ -145,33 +157,54 @@ def without_seeds(model: nn.Module, names: Sequence[str] | None = None) -> Itera
             slot.alpha.fill_(alpha)
 
 
+def output_form(output: Any) -> tuple[str, int | str] | None:
+    """The form of a module's output, and the place of the first tensor in it; None if it has none.
+
+    Forms are tensor, tuple, list, namedtuple, dataclass and mapping.
+    """
+    if isinstance(output, Tensor):
+        return "tensor", 0
+    if isinstance(output, tuple | list):
+        found = next((index for index, value in enumerate(output) if isinstance(value, Tensor)), None)
+        if found is None:
+            return None
+        fields = getattr(output, "_fields", None)
+        return ("namedtuple", fields[found]) if fields else ("tuple" if isinstance(output, tuple) else "list", found)
+    if dataclasses.is_dataclass(output):
+        names = [field.name for field in dataclasses.fields(output) if isinstance(getattr(output, field.name), Tensor)]
+        return ("dataclass", names[0]) if names else None
+    names = [key for key, value in output.items() if isinstance(value, Tensor)] if isinstance(output, Mapping) else []
+    return ("mapping", names[0]) if names else None
+
+
 def first_tensor(output: Any) -> Tensor | None:
     """The features in a module's output: a tensor, or the first one of a tuple, a list, a mapping or a dataclass."""
-    if isinstance(output, Tensor):
-        return output
-    return next((value for _, value in _entries(output) if isinstance(value, Tensor)), None)
+    form = output_form(output)
+    if form is None:
+        return None
+    features: Tensor = _take(output, *form)
+    return features
 
 
 def replace_first_tensor(output: Any, features: Tensor) -> Any:
     """A copy of a module's output with other features."""
-    if isinstance(output, Tensor):
+    found = output_form(output)
+    assert found is not None
+    form, key = found
+    if form == "tensor":
         return features
-    place = next(key for key, value in _entries(output) if isinstance(value, Tensor))
-    if isinstance(output, tuple | list):
-        values = [features if index == place else value for index, value in enumerate(output)]
-        return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return dataclasses.replace(output, **{place: features})
-    return type(output)({**output, place: features})
+    if form in ("tuple", "list"):
+        return type(output)(features if index == key else value for index, value in enumerate(output))
+    if form == "mapping":
+        return {**output, key: features}
+    replace = output._replace if form == "namedtuple" else partial(dataclasses.replace, output)
+    return replace(**{str(key): features})
 
 
-def _entries(output: Any) -> list[tuple[Any, Any]]:
-    """The parts of an output with their places."""
-    if isinstance(output, tuple | list):
-        return list(enumerate(output))
-    if dataclasses.is_dataclass(output) and not isinstance(output, type):
-        return [(field.name, getattr(output, field.name)) for field in dataclasses.fields(output)]
-    return list(output.items()) if isinstance(output, Mapping) else []
+def _take(output: Any, form: str, key: int | str) -> Any:
+    if form == "tensor":
+        return output
+    return getattr(output, str(key)) if form in ("namedtuple", "dataclass") else output[key]
 
 
 def _holder(model: nn.Module) -> nn.Module:
