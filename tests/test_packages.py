@@ -16,6 +16,7 @@ ORDER = (  # each may import only those before it
     "telemetry", "config", "app", "checkpoints", "evaluation", "tuning", "gym", "sweeps", "training", "run", "evaluate",
     "report", "tune",
 )  # fmt: skip
+GROW_IMPORTS = {"grow", "lifecycle", "blueprints", "growth", "observation", "controllers", "rng", "flops"}
 WITHOUT_HYDRA = ORDER[: ORDER.index("config")]
 ENTRY_POINTS = ("run.py", "evaluate.py", "report.py", "tune.py", "data/__main__.py", "tasks/__main__.py")
 CONVENTIONAL = {"main", "cli", "prepare", "log"}  # names that every module of a kind has
@@ -61,6 +62,8 @@ def test_a_package_does_not_import_what_it_must_not_know() -> None:
         packages = {name.split(".")[1] for name in imported_names(path) if name.startswith("esper.")}
         if package_of(path) == "data":
             assert packages <= {"data", "rng"}, path
+        if package_of(path) == "grow":
+            assert packages <= GROW_IMPORTS, path
         if package_of(path) == "evaluation":
             assert "training" not in packages, path
 

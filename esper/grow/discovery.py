@@ -5,7 +5,6 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -202,18 +201,13 @@ def trace_network(model: nn.Module, example: Any, run: Run | None = None) -> Tra
         with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), counter:
             output = (run or call_model)(model, example)
             forward = counter.get_total_flops()
-            scalar = _sum_of_floats(output)
-            if scalar is not None and weights:
-                with suppress(RuntimeError):  # some networks cannot be differentiated in evaluation mode
-                    torch.autograd.grad(scalar, weights, allow_unused=True)
-            total = counter.get_total_flops()
+            backward = _backward_flops(output, weights, counter)
     finally:
         for handle in handles:
             handle.remove()
         for name, module in model.named_modules():
             module.training = training[name]
-    backward = total - forward if total > forward else 2 * forward
-    return Trace(uses, batch, positions, output_options(output), forward / batch, backward / batch)
+    return Trace(uses, batch, positions, output_options(output), forward / batch, (backward or 2 * forward) / batch)
 
 
 def choose_modules(
@@ -372,6 +366,18 @@ def _can_build(entry: Blueprint, channels: int) -> bool:
 
 def _is_channels_last(features: Tensor) -> bool:
     return features.is_contiguous(memory_format=torch.channels_last) and not features.is_contiguous()
+
+
+def _backward_flops(output: Any, weights: Sequence[nn.Parameter], counter: FlopCounterMode) -> int:
+    """FLOPs of the gradients of the weights; 0 if they cannot be computed."""
+    scalar, before = _sum_of_floats(output), counter.get_total_flops()
+    if scalar is None or not weights:
+        return 0
+    try:
+        torch.autograd.grad(scalar, weights, allow_unused=True)
+    except RuntimeError:  # some networks cannot be differentiated in evaluation mode
+        return 0
+    return counter.get_total_flops() - before
 
 
 def _sum_of_floats(output: Any) -> Tensor | None:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.blueprints import blueprint
+from esper.blueprints import Blueprint, blueprint
 from esper.flops import Flops, symmetric_flops
 from esper.growth.seed import BlendGate, make_seed
 from esper.lifecycle import Blend
+from esper.rng import seeded_init
 
 
 def seed_flops(topology: str, name: str, blend: Blend, features: Tensor) -> Flops:
@@ -22,14 +23,20 @@ def seed_flops(topology: str, name: str, blend: Blend, features: Tensor) -> Flop
     channels = slot_channels(topology, features)
     positions = features.numel() // channels
     entry = blueprint(topology, name)
-    if entry.flops is not None:
-        body = entry.flops(channels, positions)
-    else:
-        with torch.device("meta"):
-            built = entry.build(channels).eval()
-        body, _ = count_flops(built, features)
+    body = entry.flops(channels, positions) if entry.flops is not None else _measured_flops(entry, channels, features)
     gate = BlendGate.flops(channels, topology, positions) if blend is Blend.GATED else Flops()
     return body + gate
+
+
+def _measured_flops(entry: Blueprint, channels: int, features: Tensor) -> Flops:
+    try:
+        with torch.device("meta"):
+            built = entry.build(channels).eval()
+        return count_flops(built, features)[0]
+    except RuntimeError:  # its forward pass reads values
+        with seeded_init(0):
+            built = entry.build(channels).eval()
+        return count_flops(built, torch.zeros(features.shape))[0]
 
 
 def seed_parameters(topology: str, name: str, blend: Blend, channels: int) -> int:

@@ -20,7 +20,7 @@ class Block(nn.Module):
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.norm(self.conv(x)).relu_())
+        return self.drop(self.norm(self.conv(x)))
 
 
 class ResNet(nn.Module):
