@@ -25,7 +25,7 @@ LAST_CHECKPOINT = "last.ckpt"
 POLICY_PREFIX = "policy."  # of names of the policy's weights in a checkpoint
 CRITIC_PREFIX = "critic."  # of names of the critic's weights in a policy
 HELD_OUT_SCORES = ("validation/greedy_score", "validation/sampled_score")
-UNTRAINED = {"compile": None, "floors": None}  # settings of training that play no part in acting
+UNTRAINED = {"compile": None, "floors": None}  # settings that only training needs
 
 
 @dataclass(frozen=True)

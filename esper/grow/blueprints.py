@@ -3,12 +3,10 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
 
 from esper.blueprints import register
+from esper.blueprints.registry import Factory
 from esper.flops import Flops
-
-Factory = Callable[..., nn.Module]
 
 
 def register_blueprint(

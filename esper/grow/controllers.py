@@ -23,11 +23,11 @@ from esper.observation import FEATURE_SETS, FeatureSet, Observation, make_layout
 
 FIRST_CHOICE = ("depthwise", "window", "mlp_small", "conv_small", "lora")  # of rules with one blueprint
 CHEAP_FIRST = ("depthwise", "window", "norm", "attention", "conv_small", "conv_light", "mlp_small", "lora")
-OPS, HEADS = ("WAIT", "GERMINATE", "PRUNE", "FOSSILIZE"), ("op", "slot", "blueprint")
+RULE_OPS, RULE_HEADS = ("WAIT", "GERMINATE", "PRUNE", "FOSSILIZE"), ("op", "slot", "blueprint")
 FIXED = {  # options of heads that are not chosen; a pruned seed is removed at once
     "blend": "ADD", "tempo": "FAST", "alpha_target": "FULL", "alpha_speed": "INSTANT", "alpha_curve": "LINEAR",
 }  # fmt: skip
-SETTINGS: dict[str, dict[str, Any]] = {  # as in conf/controller with automatic commits, which a test compares
+RULE_SETTINGS: dict[str, dict[str, Any]] = {  # as in conf/controller with automatic commits, which a test compares
     "gated": {"earliest": 0.0, "wait": 0.15, "min_contribution": 0.0},
     "tuned_rule": {
         "start": 0.1, "trial": 0.1, "plant": 0.1, "candidates": 3, "min_worth": 0.02, "price": 0.05, "enough": 0.5,
@@ -82,7 +82,7 @@ def choose_controller(
         steps: number of decisions
         settings: that replace the defaults of a rule
     """
-    space = ActionSpace(slots=slots, blueprints=blueprints, ops=OPS, heads=HEADS, fixed=FIXED)
+    space = ActionSpace(slots=slots, blueprints=blueprints, ops=RULE_OPS, heads=RULE_HEADS, fixed=FIXED)
     rules = quick_rules(steps)
     if isinstance(controller, str) and controller in RULES:
         build = RULES[controller]
@@ -175,20 +175,20 @@ def _first(space: ActionSpace) -> list[str]:
 
 
 def _gated(space: ActionSpace, rules: Rules, settings: dict[str, Any]) -> AnyController:
-    return GatedController(space, **{"blueprint": _first(space), **SETTINGS["gated"], **settings})
+    return GatedController(space, **{"blueprint": _first(space), **RULE_SETTINGS["gated"], **settings})
 
 
 def _tuned_rule(space: ActionSpace, rules: Rules, settings: dict[str, Any]) -> AnyController:
-    return TunedRule(space, **{**SETTINGS["tuned_rule"], **settings})
+    return TunedRule(space, **{**RULE_SETTINGS["tuned_rule"], **settings})
 
 
 def _fragrow(space: ActionSpace, rules: Rules, settings: dict[str, Any]) -> AnyController:
-    return FragrowController(space, **{"blueprint": _first(space), **SETTINGS["fragrow"], **settings})
+    return FragrowController(space, **{"blueprint": _first(space), **RULE_SETTINGS["fragrow"], **settings})
 
 
 def _heuristic(space: ActionSpace, rules: Rules, settings: dict[str, Any]) -> AnyController:
     own = [name for name in CHEAP_FIRST if name in space.blueprints] or list(space.blueprints)
-    return HeuristicController(space, **{"blueprints": own, **SETTINGS["heuristic"], **settings})
+    return HeuristicController(space, **{"blueprints": own, **RULE_SETTINGS["heuristic"], **settings})
 
 
 def _schedule(space: ActionSpace, rules: Rules, settings: dict[str, Any]) -> AnyController:

@@ -1,4 +1,4 @@
-"""Norms and health of gradients, read before every few optimizer steps."""
+"""Norms and health of gradients, read after every few optimizer steps."""
 
 import math
 
@@ -24,7 +24,7 @@ class GradientWatch:
         self._steps = 0
         self._norms: dict[str | None, list[Tensor]] = {}
         self._health: dict[str | None, Tensor] = {}
-        groups.watchers.append(self._watch)
+        groups.listeners.append(self._watch)
 
     def read(self) -> tuple[dict[str | None, float], dict[str | None, float]]:
         """Mean norm and lowest health since the last call, by slot; None is the network without seeds."""

@@ -12,19 +12,19 @@ from torch.optim import Optimizer
 
 from esper.grow.controllers import choose_controller
 from esper.grow.costs import NetworkCosts
-from esper.grow.discovery import Run, find_slots
-from esper.grow.gradients import GradientWatch
+from esper.grow.discovery import find_slots
 from esper.grow.guard import GoodState
-from esper.grow.learning_rate import LearningRateMass
+from esper.grow.measuring import Measurer, Scalar
 from esper.grow.network import base_digest, refuse_network, unwrap
-from esper.grow.observe import NAN, StepMeasurements, missing_groups
+from esper.grow.observe import StepMeasurements, missing_groups
 from esper.grow.optimizers import SeedGroups
 from esper.grow.plan import GrowthLimits, GrowthPlan
-from esper.grow.probes import Contributions, Evaluate, measure_contributions
+from esper.grow.probes import Evaluate
+from esper.grow.spending import FlopsSpent
 from esper.grow.structure import NetworkStructure, StructureChange, shared_blueprints
+from esper.grow.tracing import Run
 
 GROWER_VERSION = 1  # of the saved state
-Number = float | Tensor
 
 
 class Grower:
@@ -110,25 +110,37 @@ class Grower:
         several = schedulers if isinstance(schedulers, list | tuple) else [schedulers]
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         self._groups = SeedGroups(self.model, optimizers, several, lr_scale=seed_lr)
-        self._lr_mass, self._gradients = LearningRateMass(self._groups), GradientWatch(self._groups)
-        self._groups.watchers.append(self._count_step)
+        self._spent = FlopsSpent(
+            self._costs,
+            self._plan,
+            self._groups,
+            batch=self.table.trace.batch,
+            evaluate_samples=evaluate_samples,
+            measure_share=measure_share,
+        )
         self._structure = NetworkStructure(self.model, self.table, self._groups, rng_seed=rng_seed)
         if self.model is not model:
             torch.compiler.reset()  # what was compiled before would not notice the hooks
-        self._budget, self._sign, self._scale = budget_flops, 1.0 if mode == "max" else -1.0, score_scale
-        self._evaluate_samples, self._measure_share = evaluate_samples, measure_share
+        self._measurer = Measurer(
+            self.model,
+            self._plan,
+            self._structure,
+            self._groups,
+            self._spent,
+            budget=budget_flops,
+            factor=score_scale if mode == "max" else -score_scale,
+        )
         self._guard = guard
         self._good: GoodState | None = None  # the last one, for the guard
-        self._flops, self._probe_flops, self._counts_samples = 0.0, 0.0, False
         self.history: list[dict[str, Any]] = []  # a record for each step
 
     def step(
         self,
         *,
-        val_loss: Number,
-        train_loss: Number | None = None,
-        score: Number | None = None,
-        train_score: Number | None = None,
+        val_loss: Scalar,
+        train_loss: Scalar | None = None,
+        score: Scalar | None = None,
+        train_score: Scalar | None = None,
         evaluate: Evaluate | None = None,
         progress: float | None = None,
     ) -> StructureChange:
@@ -158,10 +170,10 @@ class Grower:
     def measure(
         self,
         *,
-        val_loss: Number,
-        train_loss: Number | None = None,
-        score: Number | None = None,
-        train_score: Number | None = None,
+        val_loss: Scalar,
+        train_loss: Scalar | None = None,
+        score: Scalar | None = None,
+        train_score: Scalar | None = None,
         evaluate: Evaluate | None = None,
         progress: float | None = None,
     ) -> StepMeasurements:
@@ -169,33 +181,15 @@ class Grower:
 
         With several processes, send what one of them has collected to the others, so that all decide the same.
         """
-        loss, trained = _number(val_loss), NAN if train_loss is None else _number(train_loss)
-        points = self._points(None if score is None else _number(score), loss)
-        broken = self._broken_slot(loss, trained)
-        if broken is not None:
-            good = self._good
-            loss, points, trained = (NAN, NAN, NAN) if good is None else (good.loss, good.score, NAN)
-        norms, health = self._gradients.read()
-        found = Contributions() if broken is not None or evaluate is None else self._contributions(evaluate)
-        share = self._progress(progress)
-        trained_points = NAN if train_score is None else self._points(_number(train_score), trained)
-        return StepMeasurements(
-            progress=share,
-            loss=loss,
-            score=points,
-            train_loss=trained,
-            accuracy=_accuracy(points, loss, train_score is None),
-            train_accuracy=_accuracy(trained_points, trained, train_score is None),
-            lr_left=self._lr_mass.left(share),
-            flops=self._flops,
-            gradient_norm=norms.pop(None, NAN),
-            health=health.pop(None, NAN),
-            contribution=found.score,
-            loss_contribution=found.loss,
-            seed_gradient_norm={str(slot): value for slot, value in norms.items()},
-            seed_health={str(slot): value for slot, value in health.items()},
-            rolled_back=broken,
-            has_contributions=evaluate is not None,
+        return self._measurer.collect(
+            val_loss=val_loss,
+            train_loss=train_loss,
+            score=score,
+            train_score=train_score,
+            evaluate=evaluate,
+            progress=progress,
+            good=self._good,
+            guard=self._guard,
         )
 
     def choose(self, measured: StepMeasurements) -> tuple[StructureChange, Tensor | None]:
@@ -215,9 +209,10 @@ class Grower:
         self._record(measured, change)
         if plan.is_over:
             return change + self.finish(), None
-        if self._guard and math.isfinite(measured.loss):
+        action = plan.choose()
+        if self._guard and math.isfinite(measured.loss) and (plan.live or plan.is_germination(action)):
             self._good = GoodState.of(self.model, self._groups.optimizers, measured.loss, measured.score)
-        return change, plan.choose()
+        return change, action
 
     def apply(self, action: Tensor) -> StructureChange:
         """Carry out an action. Every process must call this, with the same action."""
@@ -236,24 +231,22 @@ class Grower:
 
     def note_batch(self, samples: int) -> None:
         """Count training samples; without it, every optimizer step counts as one batch of the example."""
-        self._counts_samples = True
-        self._flops += samples * self._costs.training_flops(self._plan.slots, self._plan.space)
+        self._spent.note_batch(samples)
 
     @property
     def flops(self) -> float:
         """FLOPs that the training has spent."""
-        return self._flops
+        return self._spent.total
 
     @property
     def spent_share(self) -> float:
         """The share of the budget that is spent, at most 1; without a budget, the share of steps."""
-        share = self._plan.step / self._plan.steps if self._budget is None else self._flops / self._budget
-        return min(1.0, share)
+        return self._measurer.spent_share
 
     @property
     def is_over(self) -> bool:
         """Whether the budget or the steps have come to an end."""
-        return self._plan.is_over or (self._budget is not None and self.spent_share >= 1)
+        return self._plan.is_over or self.spent_share >= 1
 
     def explain(self) -> list[dict[str, Any]]:
         """For each decision, the probabilities of its options and the features that differ most from the training."""
@@ -275,8 +268,8 @@ class Grower:
             "slots": list(self.table.names),
             "plan": self._plan.state_dict(),
             "structure": self._structure.state_dict(),
-            "lr": self._lr_mass.state_dict(),
-            "flops": [self._flops, self._probe_flops],
+            "lr": self._measurer.state_dict(),
+            "spent": self._spent.state_dict(),
             "history": [dict(record) for record in self.history],
         }
 
@@ -295,8 +288,8 @@ class Grower:
             raise ValueError(f"slots={list(self.table.names)}: must be {state['slots']}, as in the saved state.")
         self._plan.load_state_dict(state["plan"])
         self._structure.rebuild(self._plan, state["structure"])
-        self._lr_mass.load_state_dict(state["lr"])
-        self._flops, self._probe_flops = state["flops"]
+        self._measurer.load_state_dict(state["lr"])
+        self._spent.load_state_dict(state["spent"])
         self.history = [dict(record) for record in state["history"]]
 
     def close(self) -> None:
@@ -304,40 +297,8 @@ class Grower:
         self._groups.close()
         self._structure.close()
 
-    def _points(self, score: float | None, loss: float) -> float:
-        """A score in points, higher is better; the negative loss takes the place of an unknown one."""
-        return self._scale * (-loss if score is None else self._sign * score)
-
-    def _progress(self, given: float | None) -> float:
-        if given is not None:
-            return min(1.0, given)
-        if self._budget is not None:
-            return self.spent_share
-        return min(1.0, (self._plan.step + 1) / self._plan.steps)
-
-    def _broken_slot(self, loss: float, trained: float) -> str | None:
-        """The slot of the newest seed if the loss is non-finite; a training loss may be unknown."""
-        is_good = math.isfinite(loss) and not math.isinf(trained)
-        live = self._plan.live
-        return None if is_good or not live or not self._guard else min(live, key=self._plan.age)
-
-    def _contributions(self, evaluate: Evaluate) -> Contributions:
-        slots = [slot for slot in self._structure.probed if slot in self._plan.live]
-        if self._evaluate_samples is not None:
-            forward = self._costs.forward_flops(self._plan.slots, self._plan.space)
-            cost = forward * self._evaluate_samples * (1 + len(slots))
-            if self._probe_flops + cost > self._measure_share * max(self._flops, 1.0):
-                return Contributions()
-            self._probe_flops, self._flops = self._probe_flops + cost, self._flops + cost
-        return measure_contributions(self.model, slots, evaluate, self._points)
-
-    def _count_step(self, optimizer: Optimizer) -> None:
-        if not self._counts_samples and optimizer is self._groups.optimizers[0]:
-            batch = self.table.trace.batch
-            self._flops += batch * self._costs.training_flops(self._plan.slots, self._plan.space)
-
     def _record(self, measured: StepMeasurements, change: StructureChange) -> None:
-        self.history.append(self._plan.record() | {"flops": self._flops, "events": []})
+        self.history.append(self._plan.record() | {"flops": self.flops, "events": []})
         if measured.rolled_back is not None:
             self.history[-1]["events"].append(f"rolled back {measured.rolled_back}")
         self._note(change)
@@ -348,15 +309,6 @@ class Grower:
             seeds = self._plan.seeds
             self.history[-1]["events"] += [f"planted {seeds[slot].blueprint} in {slot}" for slot in change.added]
             self.history[-1]["events"] += [f"removed the seed in {slot}" for slot in change.removed]
-
-
-def _accuracy(points: float, loss: float, is_surrogate: bool) -> float:
-    """Accuracy from 0 to 1. Without a score on training data, the likelihood of the right answer takes its place."""
-    return math.exp(-max(0.0, loss)) if is_surrogate else points / 100
-
-
-def _number(value: Number) -> float:
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def _check(steps: int, mode: str, **limits: float | None) -> None:

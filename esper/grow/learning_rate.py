@@ -5,9 +5,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from esper.grow.observe import NAN
 from esper.grow.optimizers import SeedGroups, future_rates
-
-NAN = float("nan")
 
 
 class LearningRateMass:
@@ -24,7 +23,7 @@ class LearningRateMass:
         self._groups = groups
         self._sum, self._steps = 0.0, 0
         self._total: int | None = None  # steps of the scheduler in the whole training
-        groups.watchers.append(self._watch)
+        groups.listeners.append(self._watch)
 
     def left(self, progress: float) -> float:
         """The share at some progress in [0, 1]; NaN if it cannot be known."""

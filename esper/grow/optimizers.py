@@ -110,10 +110,11 @@ class SeedGroups:
         self._schedulers: list[object] = []
         for scheduler in schedulers:
             self.add_scheduler(scheduler)
-        self._handles: list[RemovableHandle] = [
-            optimizer.register_step_pre_hook(self._before_step) for optimizer in self.optimizers
-        ]
-        self.watchers: list[Callable[[Optimizer], None]] = []  # called before each step
+        self._handles: list[RemovableHandle] = []
+        for optimizer in self.optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        self.listeners: list[Callable[[Optimizer], None]] = []  # called after each step, before gradients are cleared
 
     def add_scheduler(self, scheduler: object) -> None:
         """Keep a scheduler from the groups of seeds."""
@@ -182,8 +183,10 @@ class SeedGroups:
 
     def _before_step(self, optimizer: Optimizer, arguments: object, keywords: object) -> None:
         self._follow(optimizer)
-        for watch in self.watchers:
-            watch(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, arguments: object, keywords: object) -> None:
+        for listener in self.listeners:
+            listener(optimizer)
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Set the learning rates of seeds by those of their host groups."""

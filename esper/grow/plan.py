@@ -195,6 +195,10 @@ class GrowthPlan:
             )
         return records
 
+    def is_germination(self, action: Tensor) -> bool:
+        """Whether an action plants seeds."""
+        return self.space.ops[int(action[0, 0])] is Op.GERMINATE
+
     def describe(self, action: Tensor) -> dict[str, str]:
         """An action by the names of its heads, of those that its op uses."""
         op = self.space.ops[int(action[0, 0])]

@@ -21,7 +21,7 @@ class Contributions:
 
 
 def measure_contributions(
-    model: nn.Module, slots: Sequence[str], evaluate: Evaluate, points: Callable[[float | None, float], float]
+    model: nn.Module, slots: Sequence[str], evaluate: Evaluate, points: Callable[[float | Tensor | None, float], float]
 ) -> Contributions:
     """Measure the seeds in some slots; `evaluate` returns the validation loss, or that and the score.
 
@@ -45,7 +45,7 @@ def measure_contributions(
     )
 
 
-def _pair(result: Result, points: Callable[[float | None, float], float]) -> tuple[float, float]:
+def _pair(result: Result, points: Callable[[float | Tensor | None, float], float]) -> tuple[float, float]:
     if isinstance(result, tuple | list):
         loss, score = result
         return float(loss), points(float(score), float(loss))

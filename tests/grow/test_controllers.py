@@ -12,7 +12,7 @@ from torch.optim import SGD
 import esper
 from esper.config import load_preset
 from esper.controllers import PRETRAINED, PolicyController, build_policy, read_controller
-from esper.grow.controllers import RULES, SETTINGS, choose_controller, quick_rules
+from esper.grow.controllers import RULE_SETTINGS, RULES, choose_controller, quick_rules
 from esper.grow.grower import Grower
 from esper.growth import Mode
 from esper.lifecycle import ActionSpace, Rules
@@ -29,16 +29,16 @@ def read_yaml(name: str) -> dict[str, Any]:
     return yaml.safe_load((PROJECT / "conf" / f"{name}.yaml").read_text())
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", RULE_SETTINGS)
 def test_settings_of_rules_are_those_of_the_experiments(name: str) -> None:
     saved = read_yaml(f"controller/{name}")
-    shared = {key: value for key, value in SETTINGS[name].items() if not str(saved[key]).startswith("$")}
+    shared = {key: value for key, value in RULE_SETTINGS[name].items() if not str(saved[key]).startswith("$")}
     assert {key: list(value) if isinstance(value, tuple) else value for key, value in shared.items()} == {
         key: value for key, value in saved.items() if key in shared
     }
-    assert set(SETTINGS[name]) | {"blueprint", "blueprints"} >= {key for key in saved if not key.startswith("_")}
+    assert set(RULE_SETTINGS[name]) | {"blueprint", "blueprints"} >= {key for key in saved if not key.startswith("_")}
     latest = read_yaml("evaluate")["growth"]["auto"]["latest"]
-    assert SETTINGS[name].get("latest", latest) == latest
+    assert RULE_SETTINGS[name].get("latest", latest) == latest
 
 
 def test_the_rules_of_growth_are_those_of_quick_lifecycles() -> None:
