@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,12 @@ from esper.grow.controllers import choose_controller
 from esper.grow.costs import NetworkCosts
 from esper.grow.discovery import find_slots
 from esper.grow.guard import GoodState
-from esper.grow.measuring import Measurer, Scalar
-from esper.grow.network import base_digest, refuse_network, unwrap
+from esper.grow.history import GrowthHistory
+from esper.grow.measuring import Measurer, StepResults
+from esper.grow.network import base_digest, check_arguments, refuse_network, unwrap
 from esper.grow.observe import StepMeasurements, missing_groups
 from esper.grow.optimizers import SeedGroups
 from esper.grow.plan import GrowthLimits, GrowthPlan
-from esper.grow.probes import Evaluate
 from esper.grow.spending import FlopsSpent
 from esper.grow.structure import NetworkStructure, StructureChange, shared_blueprints
 from esper.grow.tracing import Run
@@ -83,7 +83,9 @@ class Grower:
         guard: bool = True,
         rng_seed: int = 0,
     ) -> None:
-        _check(steps, mode, max_parameters=max_parameters, until=until, budget_flops=budget_flops, seed_lr=seed_lr)
+        check_arguments(
+            steps, mode, max_parameters=max_parameters, until=until, budget_flops=budget_flops, seed_lr=seed_lr
+        )
         refuse_network(model)
         self.model = unwrap(model)
         self.table = find_slots(
@@ -132,18 +134,9 @@ class Grower:
         )
         self._guard = guard
         self._good: GoodState | None = None  # the last one, for the guard
-        self.history: list[dict[str, Any]] = []  # a record for each step
+        self._history = GrowthHistory(self._plan)
 
-    def step(
-        self,
-        *,
-        val_loss: Scalar,
-        train_loss: Scalar | None = None,
-        score: Scalar | None = None,
-        train_score: Scalar | None = None,
-        evaluate: Evaluate | None = None,
-        progress: float | None = None,
-    ) -> StructureChange:
+    def step(self, **known: Unpack[StepResults]) -> StructureChange:
         """Take one decision after a piece of training, and carry it out.
 
         Arguments:
@@ -155,42 +148,15 @@ class Grower:
                 with all seeds, and with each live seed switched off
             progress: share of the training that is over; None is that of the budget, or of the steps
         """
-        change, action = self.choose(
-            self.measure(
-                val_loss=val_loss,
-                train_loss=train_loss,
-                score=score,
-                train_score=train_score,
-                evaluate=evaluate,
-                progress=progress,
-            )
-        )
+        change, action = self.choose(self.measure(**known))
         return change if action is None else change + self.apply(action)
 
-    def measure(
-        self,
-        *,
-        val_loss: Scalar,
-        train_loss: Scalar | None = None,
-        score: Scalar | None = None,
-        train_score: Scalar | None = None,
-        evaluate: Evaluate | None = None,
-        progress: float | None = None,
-    ) -> StepMeasurements:
+    def measure(self, **known: Unpack[StepResults]) -> StepMeasurements:
         """Collect what is known after a piece of training; arguments as in `step`.
 
         With several processes, send what one of them has collected to the others, so that all decide the same.
         """
-        return self._measurer.collect(
-            val_loss=val_loss,
-            train_loss=train_loss,
-            score=score,
-            train_score=train_score,
-            evaluate=evaluate,
-            progress=progress,
-            good=self._good,
-            guard=self._guard,
-        )
+        return self._measurer.collect(**known, good=self._good, guard=self._guard)
 
     def choose(self, measured: StepMeasurements) -> tuple[StructureChange, Tensor | None]:
         """Advance the lifecycle, which may remove seeds, and choose an action, int64 [1, heads]; None at the end.
@@ -206,7 +172,8 @@ class Grower:
             warnings.warn(f"esper: the loss is non-finite; the seed in {broken} was removed.", stacklevel=2)
             if self._good is not None:
                 self._good.restore(self.model, self._groups.optimizers)
-        self._record(measured, change)
+        self._history.add(broken, self.flops)
+        self._history.note_change(change)
         if plan.is_over:
             return change + self.finish(), None
         action = plan.choose()
@@ -218,20 +185,25 @@ class Grower:
         """Carry out an action. Every process must call this, with the same action."""
         self._plan.apply(action)
         change = self._structure.follow(self._plan)
-        self.history[-1] |= self._plan.describe(action)
-        self._note(change)
+        self._history.note_decision(self._plan.describe(action))
+        self._history.note_change(change)
         return change
 
     def finish(self) -> StructureChange:
         """End the growth: keep the seeds that are blended in and healthy, and remove the others."""
         self._plan.finish()
         change = self._structure.follow(self._plan)
-        self._note(change)
+        self._history.note_change(change)
         return change
 
     def note_batch(self, samples: int) -> None:
         """Count training samples; without it, every optimizer step counts as one batch of the example."""
         self._spent.note_batch(samples)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A record for each step: results, the decision, and events in words."""
+        return self._history.records
 
     @property
     def flops(self) -> float:
@@ -270,7 +242,7 @@ class Grower:
             "structure": self._structure.state_dict(),
             "lr": self._measurer.state_dict(),
             "spent": self._spent.state_dict(),
-            "history": [dict(record) for record in self.history],
+            "history": self._history.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -290,33 +262,9 @@ class Grower:
         self._structure.rebuild(self._plan, state["structure"])
         self._measurer.load_state_dict(state["lr"])
         self._spent.load_state_dict(state["spent"])
-        self.history = [dict(record) for record in state["history"]]
+        self._history.load_state_dict(state["history"])
 
     def close(self) -> None:
         """Leave the optimizers and schedulers to themselves; without seeds, the network is as it was before."""
         self._groups.close()
         self._structure.close()
-
-    def _record(self, measured: StepMeasurements, change: StructureChange) -> None:
-        self.history.append(self._plan.record() | {"flops": self.flops, "events": []})
-        if measured.rolled_back is not None:
-            self.history[-1]["events"].append(f"rolled back {measured.rolled_back}")
-        self._note(change)
-
-    def _note(self, change: StructureChange) -> None:
-        """Add the events of a change to the record of this step."""
-        if self.history:
-            seeds = self._plan.seeds
-            self.history[-1]["events"] += [f"planted {seeds[slot].blueprint} in {slot}" for slot in change.added]
-            self.history[-1]["events"] += [f"removed the seed in {slot}" for slot in change.removed]
-
-
-def _check(steps: int, mode: str, **limits: float | None) -> None:
-    if steps < 1:
-        raise ValueError(f"steps={steps}: must be at least 1.")
-    if mode not in ("max", "min"):
-        raise ValueError(f"mode={mode}: must be max or min.")
-    for key, value in limits.items():
-        least = 1.0 if key == "max_parameters" else 0.0
-        if value is not None and not value >= least:
-            raise ValueError(f"{key}={value}: must be at least {least:g}.")

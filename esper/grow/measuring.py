@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from torch import Tensor, nn
 
@@ -17,6 +17,17 @@ from esper.grow.spending import FlopsSpent
 from esper.grow.structure import NetworkStructure
 
 Scalar = float | Tensor
+
+
+class StepResults(TypedDict, total=False):
+    """What the user knows after a piece of training; see `Grower.step`."""
+
+    val_loss: Required[Scalar]
+    train_loss: Scalar | None
+    score: Scalar | None
+    train_score: Scalar | None
+    evaluate: Evaluate | None
+    progress: float | None
 
 
 class Measurer:
@@ -48,11 +59,11 @@ class Measurer:
         self,
         *,
         val_loss: Scalar,
-        train_loss: Scalar | None,
-        score: Scalar | None,
-        train_score: Scalar | None,
-        evaluate: Evaluate | None,
-        progress: float | None,
+        train_loss: Scalar | None = None,
+        score: Scalar | None = None,
+        train_score: Scalar | None = None,
+        evaluate: Evaluate | None = None,
+        progress: float | None = None,
         good: GoodState | None,
         guard: bool,
     ) -> StepMeasurements:
@@ -71,8 +82,8 @@ class Measurer:
             loss=loss,
             score=points,
             train_loss=trained,
-            accuracy=points / 100 if train_score is not None else math.exp(-loss),
-            train_accuracy=trained_points / 100 if train_score is not None else math.exp(-trained),
+            accuracy=points / 100 if train_score is not None else _likelihood(loss),
+            train_accuracy=trained_points / 100 if train_score is not None else _likelihood(trained),
             lr_left=self._lr_mass.left(share),
             flops=self._spent.total,
             gradient_norm=norms.pop(None, NAN),
@@ -125,3 +136,8 @@ def _number(value: Scalar | None) -> float:
     if value is None:
         return NAN
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
+def _likelihood(loss: float) -> float:
+    """The mean likelihood of the right answer, which takes the place of an accuracy; NaN of an unknown loss."""
+    return NAN if math.isnan(loss) else math.exp(-max(0.0, loss))

@@ -45,3 +45,15 @@ def base_digest(model: nn.Module) -> str:
         if id(parameter) not in own:
             digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
     return digest.hexdigest()
+
+
+def check_arguments(steps: int, mode: str, **limits: float | None) -> None:
+    """Refuse arguments of a Grower that are out of range."""
+    if steps < 1:
+        raise ValueError(f"steps={steps}: must be at least 1.")
+    if mode not in ("max", "min"):
+        raise ValueError(f"mode={mode}: must be max or min.")
+    for key, value in limits.items():
+        least = 1.0 if key == "max_parameters" else 0.0
+        if value is not None and not value >= least:
+            raise ValueError(f"{key}={value}: must be at least {least:g}.")

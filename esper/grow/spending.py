@@ -35,6 +35,7 @@ class FlopsSpent:
         self._evaluate_samples, self._measure_share = evaluate_samples, measure_share
         self.total, self._measured = 0.0, 0.0
         self._are_batches_noted = False
+        self._slots, self._sample = plan.slots, costs.training_flops(plan.slots, plan.space)  # FLOPs of a sample
         groups.listeners.append(self._count)
 
     def note_batch(self, samples: int) -> None:
@@ -63,4 +64,7 @@ class FlopsSpent:
             self._add(self._batch)
 
     def _add(self, samples: int) -> None:
-        self.total += samples * self._costs.training_flops(self._plan.slots, self._plan.space)
+        if self._slots is not self._plan.slots:  # they are replaced, never changed
+            self._slots = self._plan.slots
+            self._sample = self._costs.training_flops(self._slots, self._plan.space)
+        self.total += samples * self._sample
