@@ -1,5 +1,6 @@
 """Read a trained controller from its file, without Hydra and without the environment that it was trained in."""
 
+import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,7 +147,7 @@ def read_controller(name: str) -> SavedController:
         settings={key: value for key, value in config["policy"].items() if not key.startswith("_")},
         actions=config.get("actions") or {},
         lifecycle=config.get("lifecycle") or {},
-        is_greedy=acts_greedily(() if history is None else history["rounds"]),
+        is_greedy=acts_greedily(_run_rounds(path, saved) if history is None else history["rounds"]),
     )
 
 
@@ -159,6 +160,14 @@ def build_policy(saved: SavedController, layout: Layout) -> Policy:
     except TypeError as error:
         raise ValueError(f"{source}: its policy has settings that this esper does not know ({error}).") from None
     return load_policy_weights(policy, saved.layout, saved.weights, source)
+
+
+def _run_rounds(checkpoint: Path, saved: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The metrics of a run's rounds until its checkpoint; empty if they were not recorded."""
+    file = checkpoint.parent.parent / "rounds.jsonl"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    rounds = [json.loads(line) for line in lines if line.endswith("}")]  # a kill may cut the last line
+    return [line for line in rounds if line["round"] <= saved["counters"]["rounds"]]
 
 
 def _run_config(checkpoint: Path) -> Mapping[str, Any]:

@@ -22,15 +22,18 @@ from esper.lifecycle import Blend
 class _FixedSeed(nn.Module):
     """A seed at its alpha, without what cannot be traced."""
 
-    def __init__(self, seed: Seed, alpha: float) -> None:
+    alpha: Tensor
+
+    def __init__(self, seed: Seed, alpha: Tensor) -> None:
         super().__init__()
-        self.seed, self.alpha = seed, alpha
+        self.seed, self.is_whole = seed, seed.blend is Blend.ADD and alpha.item() == 1
+        self.register_buffer("alpha", alpha.detach().clone())  # rounded with the features, as by the hook
 
     def forward(self, h: Tensor) -> Tensor:
         s: Tensor = self.seed.body(h).to(h.dtype)
-        if self.seed.blend is Blend.ADD and self.alpha == 1:
+        if self.is_whole:
             return s  # what a cross-fade is at the end
-        return OPERATORS[self.seed.blend](self.seed, h, s, self.alpha)
+        return OPERATORS[self.seed.blend](self.seed, h, s, self.alpha.to(h.dtype))
 
 
 def merge_seeds(model: nn.Module, *, inplace: bool = False) -> nn.Module:
@@ -50,12 +53,12 @@ def merge_seeds(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         if slot.mode is Mode.ISOLATED or slot.alpha.item() == 0:
             continue
         assert slot.seed is not None
-        grown = trace_seed(slot.seed, slot.alpha.item())
+        grown = trace_seed(slot.seed, slot.alpha)
         _replace_everywhere(merged, module, _join(module, grown, slot))
     return merged
 
 
-def trace_seed(seed: Seed, alpha: float) -> nn.Module:
+def trace_seed(seed: Seed, alpha: Tensor) -> nn.Module:
     """A seed at a fixed alpha as a graph of torch's modules.
 
     The module of a blueprint of the user's own that cannot be traced stays one module, of the user's class.

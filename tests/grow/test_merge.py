@@ -76,6 +76,42 @@ def test_any_form_of_output_and_keyword_arguments_are_kept(kind: str) -> None:
     assert type(before) is type(after)
 
 
+class Flexible(nn.Module):
+    """A network whose block takes further keyword arguments, as those of Hugging Face do."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, bias: float = 0.0, **more: Any) -> tuple[torch.Tensor, Any]:
+            return self.layer(x) * more["scale"] + bias, more.get("cache")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block = nn.Embedding(11, 8), self.Block()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.block(self.embed(ids), bias=0.1, scale=2.0, cache=None)[0]
+        return out
+
+
+def test_further_keyword_arguments_of_the_example_are_kept() -> None:
+    torch.manual_seed(0)
+    model = Flexible()
+    with_seed(model, "block", "transformer", "mlp_small", Blend.ADD)
+    assert torch.equal(esper.merge(model)(tokens()), model(tokens()))
+
+
+def test_a_merged_network_is_bit_equal_in_half_precision() -> None:
+    torch.manual_seed(0)
+    model = ResNet()
+    with_seed(model, "layer2", "cnn", "depthwise", Blend.GATED, 0.7)
+    merged = esper.merge(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(merged(images()[0]), model(images()[0]))
+
+
 def test_a_sequential_slot_keeps_the_names_of_its_parameters() -> None:
     model = ResNet()
     names = [name for name, _ in model.named_parameters()]
