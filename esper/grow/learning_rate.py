@@ -34,7 +34,7 @@ class LearningRateMass:
         if self._total is None:
             self._total = round(done / progress)
         rates = future_rates(scheduler, max(0, self._total - done))
-        if not rates:
+        if rates is None:
             return NAN
         past = self._sum / self._steps * done
         return sum(rates) / max(sum(rates) + past, 1e-30)

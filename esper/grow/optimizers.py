@@ -200,13 +200,13 @@ class SeedGroups:
                     group[key] = host[key]
 
 
-def future_rates(scheduler: object, steps: int) -> list[float]:
-    """The learning rates of the first group in the next steps of a scheduler, in which nothing changes.
+def future_rates(scheduler: object, steps: int) -> list[float] | None:
+    """The learning rates of the first group until a scheduler has made some more steps, that of now first.
 
-    Empty if that cannot be known, as for a scheduler that depends on results.
+    Nothing of the scheduler changes. None if they cannot be known, as for a scheduler that depends on results.
     """
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
-        return []
+        return None
     original = scheduler.optimizer
     keep = [{key: value for key, value in group.items() if key != "param_names"} for group in original.param_groups]
     groups = [{**group, "params": [nn.Parameter(torch.zeros(()))]} for group in keep]
@@ -217,11 +217,11 @@ def future_rates(scheduler: object, steps: int) -> list[float]:
     rates = []
     with warnings.catch_warnings(action="ignore"):
         for _ in range(steps):
+            rates.append(float(stand_in.param_groups[0]["lr"]))
             try:
                 twin.step()
             except (ValueError, ZeroDivisionError):  # OneCycleLR has ended
                 break
-            rates.append(float(stand_in.param_groups[0]["lr"]))
     return rates
 
 

@@ -11,6 +11,7 @@ from esper.growth.hooks import (
     first_tensor,
     output_form,
     replace_first_tensor,
+    take_seed_weights,
     without_seeds,
 )
 from esper.growth.model import GrowingHost
@@ -52,6 +53,7 @@ __all__ = [
     "seed_parameters",
     "seed_settings",
     "snapshot",
+    "take_seed_weights",
     "widen_host",
     "widened",
     "without_seeds",

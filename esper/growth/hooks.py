@@ -138,6 +138,14 @@ def find_hooked_slots(model: nn.Module) -> dict[str, HookedSlot]:
     return {module.name: module for module in model.modules() if isinstance(module, HookedSlot)}
 
 
+def take_seed_weights(state: dict[str, Any]) -> dict[str, Any]:
+    """Move the entries of seeds out of a network's state, such as for loading it before the seeds are there.
+
+    Load them with `strict=False` as soon as the structure is rebuilt.
+    """
+    return {name: state.pop(name) for name in list(state) if CONTAINER in name.split(".")}
+
+
 @contextmanager
 def without_seeds(model: nn.Module, names: Sequence[str] | None = None) -> Iterator[None]:
     """Context in which seeds are switched off: alpha is 0, so that a compiled network is not compiled again.

@@ -196,6 +196,6 @@ def test_the_future_of_a_scheduler_is_known_and_nothing_of_it_changes() -> None:
     assert scheduler.state_dict() == before
     rates = []
     for _ in range(5):
-        advance(model, optimizer, scheduler)
         rates.append(optimizer.param_groups[0]["lr"])
+        advance(model, optimizer, scheduler)
     assert foreseen == pytest.approx(rates)

@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esper.growth import HookedSlot, Mode, attach_slots, detach_slots, find_hooked_slots, without_seeds
+from esper.growth import (
+    HookedSlot,
+    Mode,
+    attach_slots,
+    detach_slots,
+    find_hooked_slots,
+    take_seed_weights,
+    without_seeds,
+)
 from esper.lifecycle import Blend
 from tests.grow.fixtures_networks import ResNet, TextNet, images, tokens
 
@@ -135,3 +143,16 @@ def test_an_output_that_changes_is_refused_in_one_sentence() -> None:
     slot.graft("conv_small", Blend.ADD, rng_seed=1, device=CPU)
     with pytest.raises(ValueError, match=r"slot=0: the output must have 5 channels .* but is \[8, 4, 6, 6\]"):
         model(images()[0])
+
+
+def test_the_weights_of_seeds_are_taken_out_of_a_state_and_loaded_later() -> None:
+    model, fresh = ResNet(), ResNet()
+    for each in (model, fresh):
+        hooked(each, "layer1", 8)
+    find_hooked_slots(model)["layer1"].graft("conv_small", Blend.ADD, rng_seed=1, device=CPU)
+    state = model.state_dict()
+    seeds = take_seed_weights(state)
+    fresh.load_state_dict(state)
+    find_hooked_slots(fresh)["layer1"].graft("conv_small", Blend.ADD, rng_seed=2, device=CPU)
+    assert not fresh.load_state_dict(seeds, strict=False).unexpected_keys
+    assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in model.state_dict().items())
