@@ -20,6 +20,15 @@ def test_contributions_that_cost_too_much_are_left_out_and_others_are_charged() 
     assert cheap[3].flops > grower.flops
 
 
+def test_a_network_without_seeds_is_not_charged_for_measurements() -> None:
+    spent = []
+    for samples in (None, 1):
+        model, optimizer, schedule, grower = make_grower(controller="none", evaluate_samples=samples)
+        run_loop(model, optimizer, grower, range(3), schedule)
+        spent.append(grower.flops)
+    assert spent[0] == spent[1] > 0
+
+
 def test_nothing_is_planted_after_until() -> None:
     model, optimizer, schedule, grower = make_grower(controller="gated", until=0.2)
     run_loop(model, optimizer, grower, range(6), schedule)
