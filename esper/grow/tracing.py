@@ -3,11 +3,13 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth import first_tensor, output_form
@@ -88,7 +90,7 @@ def trace_network(model: nn.Module, example: Any, run: Run | None = None) -> Tra
     positions, batch = input_size(example)
     try:
         model.eval()
-        with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), counter:
+        with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), _countable_attention(), counter:
             output = (run or call_model)(model, example)
             forward = counter.get_total_flops()
             backward = _backward_flops(output, weights, counter)
@@ -142,6 +144,12 @@ def output_options(output: Any) -> int | None:
         output = output["logits"]
     first = first_tensor(output)
     return None if first is None or first.ndim < 2 or first.shape[-1] < 2 else first.shape[-1]
+
+
+def _countable_attention() -> AbstractContextManager[None]:
+    """Context in which attention is matrix products: torch does not count the FLOPs of its fused kernel for CPUs."""
+    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return context
 
 
 def _is_channels_last(features: Tensor) -> bool:

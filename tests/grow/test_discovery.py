@@ -74,6 +74,20 @@ def test_flops_are_those_that_torch_counts() -> None:
     assert (trace.batch, trace.positions, trace.options) == (8, 64, 4)
 
 
+def test_the_flops_of_attention_are_counted_on_every_device() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layer(x)
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    trace = esper.slots(Attention(), torch.randn(2, 16, 8)).trace
+    assert trace.forward == 2 * 16 * 8 * 8 + 2 * (2 * 16 * 16 * 8)
+
+
 def test_nothing_of_the_network_changes() -> None:
     model = ResNet().train()
     model.layer1.eval()
