@@ -127,8 +127,7 @@ def run(task: Task, arm: str, seed: int, *, budget: float, steps: int, general: 
     started = time.process_time()
     with seeded_init(derive_seed("weights", seed)):
         model = task.build(steps)
-    configured: Any = model.configure_optimizers()
-    optimizer, scheduler = configured["optimizer"], configured["lr_scheduler"]
+    [optimizer], [scheduler] = model.configure_optimizers()
     controller, settings = decide(task, arm, general)
     lead = 0 if settings is None else len(settings["entries"])  # decisions before the training
     stream = task.data.stream(task.batch, make_generator("data", seed))

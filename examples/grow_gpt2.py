@@ -49,10 +49,9 @@ class StoryModel(L.LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         self.log("val_loss", self._loss(batch))
 
-    def configure_optimizers(self) -> dict[str, object]:
-        optimizer = torch.optim.AdamW(self.parameters(), 3e-3, betas=(0.9, 0.95), weight_decay=0.1)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+    def configure_optimizers(self) -> object:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
 
     def _loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(self(batch[0]).flatten(0, 1), batch[1].flatten())

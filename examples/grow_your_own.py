@@ -40,12 +40,9 @@ class ResNet(L.LightningModule):
         accuracy = (self(batch[0]).argmax(1) == batch[1]).float().mean()
         self.log_dict({"val_loss": self.training_step(batch, index), "val_acc": accuracy}, prog_bar=True)
 
-    def configure_optimizers(self) -> dict[str, object]:
-        optimizer = torch.optim.SGD(self.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs),
-        }
+    def configure_optimizers(self) -> object:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
 
 
 def train(data: Data, epochs: int = 10, batch: int = 64) -> nn.Module:
