@@ -13,6 +13,7 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.config import load_preset
@@ -63,14 +64,18 @@ def load_stories(root: str | None) -> Data:
     return load_preset("data/tinystories", root=root, vocabulary=512, block_size=64, **sizes)
 
 
+def load(data: Data, split: str, batch: int) -> DataLoader:
+    """Batches of tokens and of the tokens that follow each."""
+    return DataLoader(TensorDataset(*next(data.batches(split, data.size(split)))), batch, shuffle=split == "train")
+
+
 def train(data: Data, epochs: int = 10, batches: int = 150, batch: int = 32) -> nn.Module:
     """Train on `batches` batches in each epoch; the merged network."""
     torch.manual_seed(0)
     model = StoryModel(data.options, data.block_size, epochs)
-    stream = data.stream(batch, torch.Generator().manual_seed(0))
     grow = esper.Grow(slots=SLOTS, causal=True, monitor="val_loss", mode="min")
-    trainer = L.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[grow])
-    trainer.fit(model, [stream.next() for _ in range(batches)], list(data.batches("validation", 128)))
+    trainer = L.Trainer(max_epochs=epochs, limit_train_batches=batches, accelerator="cpu", callbacks=[grow])
+    trainer.fit(model, load(data, "train", batch), load(data, "validation", 128))
     merged = esper.merge(model).eval()
     tokens, _ = next(data.batches("test", 16))
     print(f"outputs are equal after merging: {torch.equal(merged(tokens), model.eval()(tokens))}")

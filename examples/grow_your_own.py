@@ -1,12 +1,10 @@
-"""Grow a small ResNet while Lightning trains it. The network and its training know nothing of esper.
-
-python examples/grow_your_own.py      about two minutes on two cores; fetches CIFAR-10 once, 180 MB
-"""
+"""Grow a small ResNet on CIFAR-10 at 16x16 while Lightning trains it: about two minutes, and 180 MB fetched once."""
 
 import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.config import load_preset
@@ -45,13 +43,14 @@ class ResNet(L.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs)]
 
 
-def train(data: Data, epochs: int = 10, batch: int = 64) -> nn.Module:
-    model, stream = ResNet(epochs=epochs), data.stream(batch, torch.Generator().manual_seed(0))
+def train(data: Data, epochs: int = 10) -> nn.Module:
+    parts = [TensorDataset(*next(data.batches(part, data.size(part)))) for part in ("train", "validation")]
+    model = ResNet(epochs=epochs)
     grow = esper.Grow(slots=["layer1", "layer2", "layer3"], monitor="val_acc", mode="max")
     trainer = L.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[grow])  # prints what grew at the end
-    trainer.fit(model, [stream.next() for _ in range(data.size("train") // batch)], [*data.batches("validation", 500)])
-    x, merged = next(data.batches("test", 500))[0], esper.merge(model).eval()  # without hooks, and without esper
-    print("bit-equal after merging:", torch.equal(merged(x), model.eval()(x)), merged, sep="\n")
+    trainer.fit(model, DataLoader(parts[0], 64, shuffle=True), DataLoader(parts[1], 500))
+    x, merged = next(data.batches("test", 500))[0], esper.merge(model).eval()  # an ordinary module, without esper
+    print("bit-equal after merging:", torch.equal(merged(x), model.eval()(x)))
     return merged
 
 
