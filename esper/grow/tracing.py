@@ -2,7 +2,9 @@
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +90,7 @@ def trace_network(model: nn.Module, example: Any, run: Run | None = None) -> Tra
     positions, batch = input_size(example)
     try:
         model.eval()
-        with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), counter:
+        with _without_compilation(), torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), counter:
             output = (run or call_model)(model, example)
             forward = counter.get_total_flops()
             backward = _backward_flops(output, weights, counter)
@@ -142,6 +144,14 @@ def output_options(output: Any) -> int | None:
         output = output["logits"]
     first = first_tensor(output)
     return None if first is None or first.ndim < 2 or first.shape[-1] < 2 else first.shape[-1]
+
+
+def _without_compilation() -> AbstractContextManager[None]:
+    """Context in which compiled modules run as they are written, so that the hooks of their parts run."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes a second
+        return nullcontext()
+    context: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return context
 
 
 def _is_channels_last(features: Tensor) -> bool:
