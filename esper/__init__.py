@@ -20,6 +20,7 @@ class _RenamedModules(MetaPathFinder):
 sys.meta_path.append(_RenamedModules())
 
 _EXPORTS = {  # name -> module and name; imported when it is used, so that `import esper` is fast
+    "Grow": ("esper.grow.callback", "Grow"),
     "Grower": ("esper.grow.grower", "Grower"),
     "blueprint": ("esper.grow.blueprints", "register_blueprint"),
     "disabled": ("esper.growth", "without_seeds"),

@@ -2,8 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -62,6 +62,14 @@ class SlotTable(Sequence[SlotInfo]):
     @property
     def topology(self) -> str:
         return self._slots[0].topology
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, without what is known of other modules."""
+        return {"slots": [asdict(slot) for slot in self], "trace": asdict(replace(self.trace, uses={}))}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "SlotTable":
+        return cls([SlotInfo(**slot) for slot in saved["slots"]], Trace(**saved["trace"]))
 
     def __repr__(self) -> str:
         rows = [("slot", "output", "topology", "channels", "cost", "blueprints")]

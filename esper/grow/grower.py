@@ -1,6 +1,7 @@
 """Grow a network in a training loop of one's own."""
 
 import math
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from esper.grow.controllers import choose_controller
 from esper.grow.costs import NetworkCosts
-from esper.grow.discovery import find_slots
+from esper.grow.discovery import SlotTable, find_slots
 from esper.grow.guard import GoodState
 from esper.grow.history import GrowthHistory
 from esper.grow.measuring import Measurer, StepResults
@@ -33,7 +34,7 @@ class Grower:
     Arguments:
         model: any network; it does not change until a seed grows
         optimizer: the one that trains it, or several
-        example: a batch, which is run once
+        example: a batch, which is run once, or the table of `esper.slots`, which has run it already
         steps: calls of `step` in the whole training
         slots, exclude, blueprints, causal, run: see `esper.slots`
         controller: pretrained, gated, tuned_rule, fragrow, heuristic, schedule, none, the path of a checkpoint, a
@@ -88,8 +89,12 @@ class Grower:
         )
         refuse_network(model)
         self.model = unwrap(model)
-        self.table = find_slots(
-            self.model, example, slots=slots, exclude=exclude, blueprints=blueprints, causal=causal, run=run
+        self.table = (
+            example
+            if isinstance(example, SlotTable)
+            else find_slots(
+                self.model, example, slots=slots, exclude=exclude, blueprints=blueprints, causal=causal, run=run
+            )
         )
         self._digest, self._costs = base_digest(self.model), NetworkCosts(self.model, self.table)
         names, options = shared_blueprints(self.table), self.table.trace.options
@@ -121,7 +126,7 @@ class Grower:
             measure_share=measure_share,
         )
         self._structure = NetworkStructure(self.model, self.table, self._groups, rng_seed=rng_seed)
-        if self.model is not model:
+        if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what was compiled before would not notice the hooks
         self._measurer = Measurer(
             self.model,
@@ -200,6 +205,20 @@ class Grower:
         """Count training samples; without it, every optimizer step counts as one batch of the example."""
         self._spent.note_batch(samples)
 
+    def note_evaluation(self, samples: int) -> None:
+        """Set `evaluate_samples`, where it is known only during the training."""
+        self._spent.evaluate_samples = samples
+
+    @property
+    def measured_slots(self) -> tuple[str, ...]:
+        """Slots of the seeds that `evaluate` would measure now."""
+        return self._measurer.measured_slots
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether nothing is left to decide."""
+        return self._plan.is_over
+
     @property
     def history(self) -> list[dict[str, Any]]:
         """A record for each step: results, the decision, and events in words."""
@@ -227,6 +246,11 @@ class Grower:
     def summary(self) -> list[dict[str, Any]]:
         """A record for each seed of the network: slot, blueprint, when, stage, parameters and contribution."""
         return self._plan.summary()
+
+    @property
+    def schedulers(self) -> tuple[object, ...]:
+        """The schedulers that it knows."""
+        return self._groups.schedulers
 
     def add_scheduler(self, scheduler: object) -> None:
         """A scheduler that was built later; the groups of seeds that grow from now on are kept from it."""

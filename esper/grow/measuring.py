@@ -124,8 +124,13 @@ class Measurer:
         is_good = math.isfinite(loss) and math.isfinite(trained)
         return None if is_good or not live else min(live, key=self._plan.age)
 
+    @property
+    def measured_slots(self) -> tuple[str, ...]:
+        """Slots of the live seeds that are in the output."""
+        return tuple(slot for slot in self._structure.probed if slot in self._plan.live)
+
     def _contributions(self, evaluate: Evaluate) -> Contributions:
-        slots = [slot for slot in self._structure.probed if slot in self._plan.live]
+        slots = self.measured_slots
         if not slots or not self._spent.pay_for_measurement(len(slots)):
             return Contributions()
         return measure_contributions(self._model, slots, evaluate, self._points)

@@ -173,6 +173,7 @@ class GrowthPlan:
             "train_loss": now.train_loss.item(),
             "parameters": int(now.parameters.item()),
             "contribution": {slot: value for slot, value in contributions if value == value},
+            "seeds": {seed.pop("slot"): seed for seed in self.summary()},
         }
 
     def summary(self) -> list[dict[str, Any]]:

@@ -10,11 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.grow.network import base_digest, unwrap
-from esper.growth import HookedSlot, Mode, attach_slots, find_hooked_slots
-from esper.lifecycle import Blend
+from esper.grow.additions import (
+    ADDITIONS_VERSION,
+    CHECKPOINT_KEY,
+    build_additions,
+    describe_additions,
+    load_seeds,
+    seeds_of,
+)
+from esper.grow.network import unwrap
 
-ADDITIONS_VERSION = 1
 INDEX, SAFE_WEIGHTS, TORCH_WEIGHTS = "esper.json", "seeds.safetensors", "seeds.pt"
 SAFETENSORS = "safetensors.torch"  # used where it is installed; otherwise torch's format, read with weights_only
 
@@ -25,12 +30,10 @@ def save_additions(model: nn.Module, directory: str | Path) -> Path:
     Returns the directory. `esper.load` puts them on a network with the same parameters.
     """
     model, place = unwrap(model), Path(directory)
-    slots = {name: slot for name, slot in find_hooked_slots(model).items() if slot.seed is not None}
     weights = {
         f"{name}.{key}": value.detach().cpu().contiguous()
-        for name, slot in slots.items()
-        if slot.seed is not None
-        for key, value in slot.seed.state_dict().items()
+        for name, seed in seeds_of(model).items()
+        for key, value in seed.state_dict().items()
     }
     place.mkdir(parents=True, exist_ok=True)
     is_safe = find_spec(SAFETENSORS.partition(".")[0]) is not None
@@ -39,69 +42,37 @@ def save_additions(model: nn.Module, directory: str | Path) -> Path:
         import_module(SAFETENSORS).save_file(weights, place / file)
     else:
         torch.save(weights, place / file)
-    index = {
-        "version": ADDITIONS_VERSION,
-        "base": base_digest(model),
-        "weights": file,
-        "slots": [_describe(slot) for slot in slots.values()],
-    }
+    index = describe_additions(model) | {"weights": file}
     (place / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     return place
 
 
 def load_additions(model: nn.Module, directory: str | Path) -> nn.Module:
-    """Put saved seeds on a fresh network, which is returned. Own blueprints must be registered first."""
+    """Put saved seeds on a fresh network, which is returned. Own blueprints must be registered first.
+
+    Arguments:
+        model: a network with the parameters of the one that was saved
+        directory: of `esper.save`; or a checkpoint that a Trainer with `esper.Grow` has written, for a LightningModule,
+            whose weights are then loaded too
+    """
     base, place = unwrap(model), Path(directory)
+    if place.is_file():
+        return load_checkpoint(model, place)
     index = _read_index(place)
-    if index["base"] != base_digest(base):
-        raise ValueError(
-            f"{place}: belongs to another network; names or shapes of the parameters of {type(base).__name__} differ."
-        )
-    weights = _read_weights(place / index["weights"])
-    slots = [_build(entry, base) for entry in index["slots"]]
-    attach_slots(base, slots)
-    for slot, entry in zip(slots, index["slots"], strict=True):
-        device = next((parameter.device for parameter in base.parameters()), torch.device("cpu"))
-        try:
-            seed = slot.graft(entry["blueprint"], Blend[entry["blend"]], rng_seed=0, device=device)
-            prefix = f"{slot.name}."
-            own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
-            seed.load_state_dict({key: own[key] for key in seed.state_dict()})
-        except (ValueError, KeyError, RuntimeError) as error:
-            raise ValueError(f"{place}: the seed in {slot.name} cannot be built ({error}).") from None
-        slot.set(Mode(entry["mode"]), entry["alpha"])
+    build_additions(base, index, str(place))
+    load_seeds(base, _read_weights(place / index["weights"]), str(place))
     return model
 
 
-def _describe(slot: HookedSlot) -> dict[str, Any]:
-    assert slot.seed is not None
-    return {
-        "name": slot.name,
-        "topology": slot.topology,
-        "channels": slot.channels,
-        "channels_last": slot.channels_last,
-        "output": list(slot.output),
-        "keywords": list(slot.keywords),
-        "dtype": str(slot.dtype).removeprefix("torch."),
-        "blueprint": slot.seed.blueprint,
-        "blend": slot.seed.blend.name,
-        "mode": slot.mode.value,
-        "alpha": slot.alpha.item(),
-    }
-
-
-def _build(entry: dict[str, Any], model: nn.Module) -> HookedSlot:
-    if entry["name"] not in dict(model.named_modules()):
-        raise ValueError(f"slot={entry['name']}: must be a module of {type(model).__name__}, but there is none.")
-    return HookedSlot(
-        entry["name"],
-        topology=entry["topology"],
-        channels=entry["channels"],
-        channels_last=entry["channels_last"],
-        output=tuple(entry["output"]),
-        keywords=entry["keywords"],
-        dtype=getattr(torch, entry["dtype"]),
-    )
+def load_checkpoint(model: nn.Module, file: Path) -> nn.Module:
+    """Load a checkpoint of Lightning into a fresh LightningModule, with the seeds that had grown."""
+    checkpoint = read_torch_file(file)
+    if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint or "state_dict" not in checkpoint:
+        raise ValueError(f"{file}: must be a checkpoint of a Trainer with esper.Grow, or a directory of esper.save.")
+    base = unwrap(model)
+    build_additions(base, checkpoint[CHECKPOINT_KEY], str(file))
+    base.load_state_dict(checkpoint["state_dict"])
+    return model
 
 
 def _read_index(place: Path) -> dict[str, Any]:
@@ -118,13 +89,22 @@ def _read_index(place: Path) -> dict[str, Any]:
 
 
 def _read_weights(file: Path) -> dict[str, Tensor]:
+    if file.name != SAFE_WEIGHTS:
+        saved: dict[str, Tensor] = read_torch_file(file)
+        return saved
+    if find_spec(SAFETENSORS.partition(".")[0]) is None:
+        raise ValueError(f"{file}: needs safetensors, which is not installed.")
+    loader = import_module(SAFETENSORS)
     try:
-        if file.name == SAFE_WEIGHTS:
-            if find_spec(SAFETENSORS.partition(".")[0]) is None:
-                raise ValueError(f"{file}: needs safetensors, which is not installed.")
-            loaded: dict[str, Tensor] = import_module(SAFETENSORS).load_file(file)
-        else:
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        loaded: dict[str, Tensor] = loader.load_file(file)
+    except (OSError, RuntimeError, loader.SafetensorError) as error:
         raise ValueError(f"{file}: is not readable ({error}).") from None
     return loaded
+
+
+def read_torch_file(file: Path) -> Any:
+    """What torch has saved in a file, if it is plain data."""
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{file}: is not readable ({error}).") from None

@@ -32,7 +32,7 @@ class FlopsSpent:
         measure_share: float,
     ) -> None:
         self._costs, self._plan, self._groups, self._batch = costs, plan, groups, batch
-        self._evaluate_samples, self._measure_share = evaluate_samples, measure_share
+        self.evaluate_samples, self._measure_share = evaluate_samples, measure_share
         self.total, self._measured = 0.0, 0.0
         self._are_batches_noted = False
         self._slots, self._sample = plan.slots, costs.training_flops(plan.slots, plan.space)  # FLOPs of a sample
@@ -45,9 +45,9 @@ class FlopsSpent:
 
     def pay_for_measurement(self, seeds: int) -> bool:
         """Charge a measurement of some seeds; False if it costs too much, and is not to be made."""
-        if self._evaluate_samples is None:
+        if self.evaluate_samples is None:
             return True
-        cost = self._costs.forward_flops(self._plan.slots, self._plan.space) * self._evaluate_samples * (1 + seeds)
+        cost = self._costs.forward_flops(self._plan.slots, self._plan.space) * self.evaluate_samples * (1 + seeds)
         if self._measured + cost > self._measure_share * self.total:
             return False
         self.total, self._measured = self.total + cost, self._measured + cost

@@ -2,8 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,7 @@ def trace_network(model: nn.Module, example: Any, run: Run | None = None) -> Tra
     positions, batch = input_size(example)
     try:
         model.eval()
-        with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), _countable_attention(), counter:
+        with _countable_flops(), torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), counter:
             output = (run or call_model)(model, example)
             forward = counter.get_total_flops()
             backward = _backward_flops(output, weights, counter)
@@ -146,10 +147,15 @@ def output_options(output: Any) -> int | None:
     return None if first is None or first.ndim < 2 or first.shape[-1] < 2 else first.shape[-1]
 
 
-def _countable_attention() -> AbstractContextManager[None]:
-    """Context in which attention is matrix products: torch does not count the FLOPs of its fused kernel for CPUs."""
-    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
-    return context
+@contextmanager
+def _countable_flops() -> Iterator[None]:
+    """Context in which compiled modules run as they are written, so that the hooks of their parts run.
+
+    Attention is matrix products there: torch does not count the FLOPs of its fused kernel for CPUs.
+    """
+    is_imported = "torch._dynamo" in sys.modules  # otherwise nothing is compiled, and importing it takes a second
+    with torch.compiler.set_stance("force_eager") if is_imported else nullcontext(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def _is_channels_last(features: Tensor) -> bool:

@@ -1,0 +1,94 @@
+"""What a Trainer is going to do: how many validations a fit has, and fits that cannot grow."""
+
+import math
+from dataclasses import dataclass
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The batches of an epoch, which a Trainer knows once it has its data."""
+
+    batches: float  # inf is not known
+    interval: float  # batches between validations; inf is one validation at the end of each epoch
+
+
+@dataclass(frozen=True)
+class FitLength:
+    """How long a fit is."""
+
+    validations: int
+    passes: float | None  # over the training set; None is not known
+
+
+def refuse_fit(trainer: Trainer, module: LightningModule, budget: float | None) -> None:
+    """Refuse what cannot grow, before the training starts."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+        raise ValueError(
+            f"strategy={type(strategy).__name__}: must be a single device or ddp, because sharded parameters cannot be "
+            "added to."
+        )
+    if not module.automatic_optimization:
+        raise ValueError("automatic_optimization=False: must be True; for manual optimisation, use esper.Grower.")
+    if not trainer.enable_validation:
+        raise ValueError(
+            "validation: must be there, because growth is decided after each; give the Trainer a validation_step, "
+            "validation data and limit_val_batches above 0."
+        )
+    if budget is None and trainer.max_epochs == -1 and trainer.max_steps == -1:
+        raise ValueError("max_epochs=-1: must be positive; or set max_steps or Grow(budget_flops=...).")
+
+
+def epoch_plan(trainer: Trainer) -> EpochPlan:
+    """The epochs of a Trainer that has its data."""
+    interval = trainer.val_check_batch
+    if interval is None:
+        raise ValueError(
+            f"val_check_interval={trainer.val_check_interval}: must be a number of batches or a share of an epoch, "
+            "because the number of validations must be known."
+        )
+    return EpochPlan(float(trainer.num_training_batches), float(interval))
+
+
+def fit_length(trainer: Trainer, epoch: EpochPlan, budget_batches: float | None) -> FitLength:
+    """How long a fit is, from the limits of its Trainer, and the batches that its budget pays for."""
+    batches = _total_batches(trainer, epoch)
+    if budget_batches is not None:
+        batches = min(batches, budget_batches)
+    every = trainer.check_val_every_n_epoch
+    if every is None:
+        validations = batches / epoch.interval
+    else:
+        per_epoch = 1.0 if math.isinf(epoch.interval) else max(1.0, epoch.batches // epoch.interval)
+        if math.isinf(epoch.batches) and not math.isinf(epoch.interval):
+            validations = batches / epoch.interval
+        else:
+            validations = _epochs(trainer, epoch, batches) / every * per_epoch
+    if not math.isfinite(validations):
+        raise ValueError(
+            f"max_steps={trainer.max_steps}: must be set where the training data has no length, so that the number of "
+            "validations is known."
+        )
+    exact = math.ceil(validations) if budget_batches is not None else math.floor(validations)
+    return FitLength(max(1, exact), batches / epoch.batches if math.isfinite(batches / epoch.batches) else None)
+
+
+def _epochs(trainer: Trainer, epoch: EpochPlan, batches: float) -> float:
+    epochs = batches / epoch.batches if math.isfinite(epoch.batches) else math.inf
+    return min(epochs, trainer.max_epochs) if trainer.max_epochs not in (None, -1) else epochs
+
+
+def _total_batches(trainer: Trainer, epoch: EpochPlan) -> float:
+    """Batches of the fit; inf is not known."""
+    epochs = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
+    total = epochs * epoch.batches if epochs else 0.0
+    if trainer.max_steps == -1:
+        return total
+    if math.isinf(epoch.batches):
+        return min(total, trainer.max_steps * float(trainer.accumulate_grad_batches))
+    steps = math.ceil(epoch.batches / trainer.accumulate_grad_batches)  # Lightning steps at the end of an epoch too
+    whole, rest = divmod(trainer.max_steps, steps)
+    return min(total, whole * epoch.batches + rest * trainer.accumulate_grad_batches)
