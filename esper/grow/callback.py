@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from esper.grow.additions import seeds_of
+from esper.grow.additions import CHECKPOINT_KEY, describe_additions, seeds_of
 from esper.grow.averages import align_copies, grow_copies, restart_copies
 from esper.grow.checkpoint import CheckpointHooks
 from esper.grow.discovery import SlotTable, find_slots
@@ -119,8 +119,6 @@ class Grow(Callback):
             refuse_fit(trainer, pl_module, self._budget)
             self._grower, self._saved, self._epoch = None, None, None
             self._train_loss = RunningLoss()
-        if self._checkpoint is not None:  # of a fit that was interrupted
-            self._checkpoint.close()
         self._checkpoint = CheckpointHooks(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -213,12 +211,22 @@ class Grow(Callback):
         if self._summary:
             show_growth(trainer, self._grower, self._base_parameters)
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[CHECKPOINT_KEY] = describe_additions(pl_module)  # also after the fit, when its hooks are gone
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._release()
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        """Leave the module and its optimizers to themselves."""
         if self._checkpoint is not None:
             self._checkpoint.close()
-            self._checkpoint = None
-        if stage == "fit" and self._grower is not None:
-            self._grower.close()
+            if self._checkpoint.is_fit and self._grower is not None:
+                self._grower.close()
+        self._checkpoint = None
 
     def _is_deciding(self, trainer: Trainer) -> bool:
         """Whether this validation leads to a decision."""
@@ -240,6 +248,7 @@ class Grow(Callback):
             passes=length.passes,
             **self._growth,
         )
+        self._grower.note_batch(0)  # batches are counted here, not by the steps of the optimizer
 
     def _decide(self, trainer: Trainer, module: LightningModule, was_inference: bool) -> None:
         """Take a decision from what the validation has logged; every process does the same."""
@@ -250,9 +259,9 @@ class Grow(Callback):
         val_loss, train_loss, *score = mean_over_ranks(trainer, logged)
         grower.note_evaluation(self._probe.samples * trainer.world_size)
 
-        def evaluate() -> tuple[float, float]:
+        def evaluate() -> float | tuple[float, float]:
             with torch.inference_mode(was_inference):
-                return self._probe.measure(trainer, module, names.loss, names.score)
+                return self._probe.measure(trainer, module, names)
 
         measured = grower.measure(
             val_loss=val_loss,

@@ -216,8 +216,8 @@ class Grower:
 
     @property
     def has_finished(self) -> bool:
-        """Whether nothing is left to decide."""
-        return self._plan.is_over
+        """Whether nothing is left to decide; a training that was resumed with more steps or FLOPs has not finished."""
+        return self._plan.step >= self._plan.steps or (self._plan.is_over and self.spent_share >= 1)
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-Value = TypeVar("Value")
+Shared = TypeVar("Shared")
 
 
 def mean_over_ranks(trainer: Trainer, values: Sequence[float]) -> list[float]:
@@ -21,7 +21,7 @@ def mean_over_ranks(trainer: Trainer, values: Sequence[float]) -> list[float]:
     return means
 
 
-def from_first_rank(trainer: Trainer, value: Value) -> Value:
+def from_first_rank(trainer: Trainer, value: Shared) -> Shared:
     """The value of the first process."""
     return value if trainer.world_size == 1 else trainer.strategy.broadcast(value)
 

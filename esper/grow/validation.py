@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
 from esper.grow.observe import NAN
 from esper.grow.ranks import mean_over_ranks
+from esper.grow.results import ResultNames
 from esper.grow.tracing import input_size
 
 
@@ -37,6 +39,10 @@ class LoggedValues:
         number = value.detach().float() if isinstance(value, Tensor) else float(value)
         self.sums[name] = self.sums.get(name, 0.0) + number * samples
         self.counts[name] = self.counts.get(name, 0) + samples
+
+    def has(self, name: str) -> bool:
+        """Whether a value was logged."""
+        return name in self.metrics or name in self.sums
 
     def mean(self, name: str) -> float:
         """The mean of a value over all samples; NaN if it was not logged."""
@@ -111,6 +117,7 @@ class ValidationProbe:
     def __init__(self, share: float) -> None:
         self._stride = round(1 / share) if share > 0 else 0
         self._kept: list[KeptBatch] = []
+        self._is_warned = False
 
     def keep(self, batch: Any, index: int, loader: int) -> None:
         """Keep a batch if it is its turn."""
@@ -125,11 +132,8 @@ class ValidationProbe:
     def samples(self) -> int:
         return sum(kept.samples for kept in self._kept)
 
-    def measure(self, trainer: Trainer, module: LightningModule, loss: str, score: str | None) -> tuple[float, float]:
-        """The values that the validation logs under two names, over the kept batches and all processes.
-
-        NaN is not logged; without a name for the score it is the negative loss.
-        """
+    def measure(self, trainer: Trainer, module: LightningModule, names: ResultNames) -> float | tuple[float, float]:
+        """The loss, or that and the score, that the validation logs for the kept batches; of all processes."""
         several = isinstance(trainer.num_val_batches, list) and len(trainer.num_val_batches) > 1
         module.eval()
         with intercept_logging(trainer, module) as values, torch.no_grad():
@@ -141,9 +145,14 @@ class ValidationProbe:
                 trainer.strategy.validation_step(*arguments, *([kept.loader] if several else []))
             values.suffix = ""
             module.on_validation_epoch_end()
-            found = values.mean(loss), NAN if score is None else values.mean(score)
+            wanted = [names.loss] if names.score is None else [names.loss, names.score]
+            found = [values.mean(name) for name in wanted]
+        unlogged = [name for name in wanted if not values.has(name)]
+        if unlogged and not self._is_warned:
+            rank_zero_warn(f"esper: contributions are not measured: validation_step does not log {unlogged[0]}.")
+            self._is_warned = True
         means = mean_over_ranks(trainer, found)
-        return means[0], means[1]
+        return means[0] if names.score is None else (means[0], means[1])
 
 
 def batch_samples(batch: Any) -> int:
