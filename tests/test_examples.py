@@ -5,7 +5,6 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,29 +14,12 @@ from rich.console import Console
 from esper.config import load_preset
 from esper.data import Data
 from esper.growth import find_hooked_slots
+from tests.fixtures_examples import EXAMPLES, PROJECT, load_script, small_images
 
-PROJECT = Path(__file__).parent.parent
-EXAMPLES = PROJECT / "examples"
 NOTEBOOK = EXAMPLES / "grow_your_own.ipynb"
 IMAGES = "resolution=8, train=300, validation=40, test=40"
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 pytestmark = pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning")
-
-
-def load(name: str, folder: Path = EXAMPLES) -> ModuleType:
-    """A script as a module of a name that is not in use."""
-    spec = importlib.util.spec_from_file_location(f"tested_{folder.name}_{name}", folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def images() -> Data:
-    data: Data = load_preset("data/synthetic_images", resolution=8, train=300, validation=40, test=40)
-    return data
 
 
 def stories() -> Data:
@@ -54,14 +36,14 @@ def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_lightning_example_grows_and_merges(capsys: pytest.CaptureFixture[str]) -> None:
-    merged = load("grow_your_own").train(images(), epochs=5)
+    merged = load_script("grow_your_own").train(small_images(), epochs=5)
     assert "bit-equal after merging: True" in capsys.readouterr().out
     assert not find_hooked_slots(merged)
     assert len((EXAMPLES / "grow_your_own.py").read_text().splitlines()) < 60
 
 
 def test_the_plain_loop_grows_and_merges(capsys: pytest.CaptureFixture[str]) -> None:
-    merged = import_module("plain_loop").train(images(), epochs=6, batch=32)
+    merged = import_module("plain_loop").train(small_images(), epochs=6, batch=32)
     printed = capsys.readouterr().out
     assert "planted" in printed
     assert "fossilized" in printed
@@ -73,12 +55,12 @@ def test_the_gpt2_example_names_the_missing_package_in_one_sentence() -> None:
     with pytest.raises(
         SystemExit, match=r"^examples/grow_gpt2.py needs transformers: pip install 'esper\[examples\]'.$"
     ):
-        load("grow_gpt2")
+        load_script("grow_gpt2")
 
 
 @pytest.mark.skipif(not HAS_TRANSFORMERS, reason="needs transformers")
 def test_the_gpt2_example_grows_and_merges(capsys: pytest.CaptureFixture[str]) -> None:
-    merged = load("grow_gpt2").train(stories(), epochs=5, batches=4, batch=4)
+    merged = load_script("grow_gpt2").train(stories(), epochs=5, batches=4, batch=4)
     assert "outputs are equal after merging: True" in capsys.readouterr().out
     assert not find_hooked_slots(merged)
 
@@ -112,7 +94,7 @@ def test_the_notebook_runs() -> None:
 def test_the_comparison_runs_each_arm_at_equal_flops_once_and_prints_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script, data, budget = load("grow_your_own", PROJECT / "benchmarks"), images(), 3e8
+    script, data, budget = load_script("grow_your_own", PROJECT / "benchmarks"), small_images(), 3e8
     made: list[str] = []
     real = script.make_task
 
