@@ -38,6 +38,7 @@ FIRST_CHOICE = {"resnet": ["depthwise"], "gpt2": ["window"]}  # of `full`, as of
 ARMS = ("bare", "full", "gated", "fragrow", "tuned_rule", "general")
 BUDGETS = {"resnet": 1.0e12, "gpt2": 1.0e12}  # FLOPs
 SEEDS = {"resnet": 8, "gpt2": 4}
+WIDTH = 120  # of the table
 PROBE_BATCHES = 2  # validation batches that measure a seed
 
 
@@ -220,7 +221,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    options, console = parse_arguments(), Console()
+    options, console = parse_arguments(), Console(width=WIDTH)
     torch.set_num_threads(1)
     budget = options.budget or BUDGETS[options.model]
     same = {"model": options.model, "budget": budget, "steps": options.steps}

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from esper.config import load_preset
 from esper.data import Data
@@ -103,7 +102,6 @@ def test_the_comparison_runs_each_arm_at_equal_flops_once_and_prints_a_table(
         return real(name, root, data)
 
     monkeypatch.setattr(script, "make_task", make_task)
-    monkeypatch.setattr(script, "Console", lambda: Console(width=200))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     arguments = ["grow_your_own.py", "--seeds", "2", "--budget", str(budget), "--steps", "6", "--out", "runs.jsonl"]
     monkeypatch.setattr(sys, "argv", arguments)
@@ -118,3 +116,13 @@ def test_the_comparison_runs_each_arm_at_equal_flops_once_and_prints_a_table(
     script.main()
     assert len(script.read_records(tmp_path / "runs.jsonl")) == len(records)
     assert made == ["resnet"]
+
+
+@pytest.mark.skipif(not HAS_TRANSFORMERS, reason="needs transformers")
+@pytest.mark.parametrize("arm", ["full", "general"])
+def test_the_comparison_grows_gpt2_within_its_budget(arm: str) -> None:
+    script = load_script("grow_your_own", PROJECT / "benchmarks")
+    record = script.run(script.make_task("gpt2", None, stories()), arm, 0, budget=2e9, steps=5)
+    assert 2e9 <= record["flops"] < 2.4e9
+    assert all(slot.startswith("model.transformer.h.") for slot in record["grown"])
+    assert len(record["grown"]) == 3 or arm == "general"
