@@ -3,8 +3,9 @@
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,12 +147,15 @@ def output_options(output: Any) -> int | None:
     return None if first is None or first.ndim < 2 or first.shape[-1] < 2 else first.shape[-1]
 
 
-def _without_compilation() -> AbstractContextManager[None]:
+@contextmanager
+def _without_compilation() -> Iterator[None]:
     """Context in which compiled modules run as they are written, so that the hooks of their parts run."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes a second
-        return nullcontext()
-    context: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
-    return context
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using `torch.compile")  # the counter of FLOPs has global hooks
+        yield
 
 
 def _is_channels_last(features: Tensor) -> bool:
