@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class FitLength:
 def refuse_fit(trainer: Trainer, module: LightningModule, budget: float | None) -> None:
     """Refuse what cannot grow, before the training starts."""
     strategy = trainer.strategy
-    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy):
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or isinstance(strategy, DeepSpeedStrategy):
         raise ValueError(
             f"strategy={type(strategy).__name__}: must be a single device or ddp, because sharded parameters cannot be "
             "added to."
@@ -47,8 +47,8 @@ def epoch_plan(trainer: Trainer) -> EpochPlan:
     interval = trainer.val_check_batch
     if interval is None:
         raise ValueError(
-            f"val_check_interval={trainer.val_check_interval}: must be a number of batches or a share of an epoch, "
-            "because the number of validations must be known."
+            "val_check_interval: must be a number of batches or a share of an epoch, not a time, because the number of "
+            "validations must be known."
         )
     return EpochPlan(float(trainer.num_training_batches), float(interval))
 
@@ -57,33 +57,40 @@ def fit_length(trainer: Trainer, epoch: EpochPlan, budget_batches: float | None)
     """How long a fit is, from the limits of its Trainer, and the batches that its budget pays for."""
     batches = _total_batches(trainer, epoch)
     if budget_batches is not None:
-        batches = min(batches, budget_batches)
-    every = trainer.check_val_every_n_epoch
-    if every is None:
-        validations = batches / epoch.interval
-    else:
-        per_epoch = 1.0 if math.isinf(epoch.interval) else max(1.0, epoch.batches // epoch.interval)
-        if math.isinf(epoch.batches) and not math.isinf(epoch.interval):
-            validations = batches / epoch.interval
-        else:
-            validations = _epochs(trainer, epoch, batches) / every * per_epoch
+        batches = min(batches, math.ceil(budget_batches))
+    validations = _validations(trainer, epoch, batches)
     if not math.isfinite(validations):
         raise ValueError(
             f"max_steps={trainer.max_steps}: must be set where the training data has no length, so that the number of "
             "validations is known."
         )
-    exact = math.ceil(validations) if budget_batches is not None else math.floor(validations)
-    return FitLength(max(1, exact), batches / epoch.batches if math.isfinite(batches / epoch.batches) else None)
+    passes = batches / epoch.batches
+    last = budget_batches is not None  # a fit that is stopped validates once more
+    return FitLength(max(1, int(validations) + last), passes if math.isfinite(passes) and passes > 0 else None)
 
 
-def _epochs(trainer: Trainer, epoch: EpochPlan, batches: float) -> float:
-    epochs = batches / epoch.batches if math.isfinite(epoch.batches) else math.inf
-    return min(epochs, trainer.max_epochs) if trainer.max_epochs not in (None, -1) else epochs
+def _validations(trainer: Trainer, epoch: EpochPlan, batches: float) -> float:
+    """Validations in a number of batches; inf is not known."""
+    every = trainer.check_val_every_n_epoch
+    if every is None:
+        return batches // epoch.interval
+    if math.isinf(epoch.batches):
+        is_by_batches = not math.isinf(epoch.interval)
+        return batches // epoch.interval if is_by_batches else float(_max_epochs(trainer) // every)
+    if math.isinf(batches):
+        return math.inf
+    whole, rest = divmod(batches, epoch.batches)
+    is_last_validated = (whole + 1) % every == 0
+    return whole // every * (epoch.batches // epoch.interval) + (rest // epoch.interval if is_last_validated else 0)
+
+
+def _max_epochs(trainer: Trainer) -> float:
+    return math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
 
 
 def _total_batches(trainer: Trainer, epoch: EpochPlan) -> float:
     """Batches of the fit; inf is not known."""
-    epochs = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs)
+    epochs = _max_epochs(trainer)
     total = epochs * epoch.batches if epochs else 0.0
     if trainer.max_steps == -1:
         return total

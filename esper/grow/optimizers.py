@@ -47,6 +47,16 @@ class HostGroups:
         self._known = [by_parameters.get(id(group["params"]), group) for group in self._known]
         return self._known
 
+    @property  # type: ignore[misc]  # Lightning's LearningRateMonitor takes names from it
+    def __class__(self) -> type:
+        return type(self.optimizer)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.optimizer
+
+    def __hash__(self) -> int:
+        return hash(self.optimizer)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "optimizer":  # while it is copied, there is no optimizer yet
             raise AttributeError(name)
@@ -57,7 +67,7 @@ def hide_seeds(scheduler: object) -> None:
     """Make a scheduler, and those that it consists of, see the present groups only."""
     for part in all_schedulers(scheduler):
         optimizer = getattr(part, "optimizer", None)
-        if isinstance(optimizer, Optimizer):
+        if isinstance(optimizer, Optimizer) and not isinstance(optimizer, HostGroups):
             part.optimizer = HostGroups(optimizer)  # type: ignore[attr-defined]
 
 

@@ -3,8 +3,9 @@
 import inspect
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +92,14 @@ def trace_network(model: nn.Module, example: Any, run: Run | None = None) -> Tra
     positions, batch = input_size(example)
     try:
         model.eval()
-        with _countable_flops(), torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad(), counter:
+        with (
+            _without_compilation(),
+            sdpa_kernel(SDPBackend.MATH),  # torch does not count the FLOPs of its fused attention for CPUs
+            torch.random.fork_rng(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            counter,
+        ):
             output = (run or call_model)(model, example)
             forward = counter.get_total_flops()
             backward = _backward_flops(output, weights, counter)
@@ -148,13 +156,13 @@ def output_options(output: Any) -> int | None:
 
 
 @contextmanager
-def _countable_flops() -> Iterator[None]:
-    """Context in which compiled modules run as they are written, so that the hooks of their parts run.
-
-    Attention is matrix products there: torch does not count the FLOPs of its fused kernel for CPUs.
-    """
-    is_imported = "torch._dynamo" in sys.modules  # otherwise nothing is compiled, and importing it takes a second
-    with torch.compiler.set_stance("force_eager") if is_imported else nullcontext(), sdpa_kernel(SDPBackend.MATH):
+def _without_compilation() -> Iterator[None]:
+    """Context in which compiled modules run as they are written, so that the hooks of their parts run."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes a second
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using `torch.compile")  # the counter of FLOPs has global hooks
         yield
 
 

@@ -124,7 +124,7 @@ def test_load_puts_a_grown_checkpoint_into_a_module_without_a_trainer(tmp_path: 
 
 def test_a_grown_module_is_not_fitted_again_as_if_it_were_new(tmp_path: Path) -> None:
     module = fit(make_module(), make_trainer(tmp_path, make_grow()))
-    with pytest.raises(ValueError, match="has seeds of another fit; use esper.merge"):
+    with pytest.raises(ValueError, match=r"has seeds of another fit; use esper\.merge"):
         fit(module, make_trainer(tmp_path, make_grow()))
 
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_without_seeds_of_ours_is_refused_by_load(tmp_path: Path) -
     trainer = make_trainer(tmp_path)
     fit(make_module(), trainer)
     trainer.save_checkpoint(tmp_path / "bare.ckpt")
-    with pytest.raises(ValueError, match="must be a checkpoint of a Trainer with esper.Grow, or a directory"):
+    with pytest.raises(ValueError, match=r"must be a checkpoint of a Trainer with esper\.Grow, or a directory"):
         esper.load(make_module(), tmp_path / "bare.ckpt")
 
 
