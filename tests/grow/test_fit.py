@@ -132,7 +132,7 @@ class Twice(nn.Module):
             Classifier,
             {},
             {"val_check_interval": {"minutes": 1}},
-            "val_check_interval: must be a number of batches or a share of an epoch",
+            "val_check_interval: must be a number of batches or a share of the training data",
         ),
     ],
 )
