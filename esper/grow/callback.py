@@ -27,7 +27,7 @@ class Grow(Callback):
     """Grows the network of a LightningModule: after each validation, a controller takes one decision.
 
     The network does not change until a seed grows. Checkpoints hold what has grown; a fit with `ckpt_path` goes on with
-    it, and with the slots that it had. See docs/grow.md.
+    it, and with the slots that it had.
 
     Arguments:
         slots, exclude, blueprints, causal: where and what may grow, see `esper.slots`

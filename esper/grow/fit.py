@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ def refuse_fit(trainer: Trainer, module: LightningModule, budget: float | None) 
         )
     if not module.automatic_optimization:
         raise ValueError("automatic_optimization=False: must be True; for manual optimisation, use esper.Grower.")
+    for step in (module.training_step, module.validation_step):
+        if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
+            raise ValueError(
+                f"{step.__name__}: must take a batch, not dataloader_iter, so that a batch can be run again."
+            )
     if not trainer.enable_validation:
         raise ValueError(
             "validation: must be there, because growth is decided after each; give the Trainer a validation_step, "
@@ -47,8 +53,8 @@ def data_pass(trainer: Trainer) -> DataPass:
     interval = trainer.val_check_batch
     if interval is None:
         raise ValueError(
-            "val_check_interval: must be a number of batches or a share of the training data, not a time, because the number of "
-            "validations must be known."
+            "val_check_interval: must be a number of batches or a share of the training data, not a time, because the "
+            "number of validations must be known."
         )
     return DataPass(float(trainer.num_training_batches), float(interval))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 import esper
@@ -147,6 +148,24 @@ def test_contributions_that_cost_too_much_are_left_out(tmp_path: Path) -> None:
     assert all(not record["contribution"] for record in grow.history)
 
 
+def test_a_batch_may_be_nested(tmp_path: Path) -> None:
+    class Nested(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step([batch["inputs"]["x"], batch["y"]], batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().validation_step([batch["inputs"]["x"], batch["y"]], batch_idx)
+
+    data = [{"inputs": {"x": x}, "y": y} for x, y in loader(3).dataset]
+    grow = make_grow(measure=1.0, measure_share=1.0)
+    batches = torch.utils.data.DataLoader(data, batch_size=8)  # type: ignore[arg-type,var-annotated]
+    make_trainer(tmp_path, grow).fit(make_module(Nested), batches, batches)
+    assert "net.layer2" in grow.history[-1]["contribution"]
+    plain = make_grow(WAIT)
+    fit(make_module(), make_trainer(tmp_path, plain, max_epochs=1))
+    assert grow.history[0]["flops"] == plain.history[0]["flops"]
+
+
 def test_values_that_are_logged_at_the_end_of_a_validation_are_measured_too(tmp_path: Path) -> None:
     class AtTheEnd(Classifier):
         def on_validation_epoch_start(self) -> None:
@@ -196,10 +215,18 @@ def test_growth_is_shown_in_a_table_a_picture_loggers_and_lines(
         "esper: planted conv_small in net.layer1 after validation 4",
     ]
     assert (Path(loggers[0].log_dir) / "growth.png").is_file()
+    assert "grow/timeline" in EventAccumulator(loggers[0].log_dir).Reload().Tags()["images"]
     with open(Path(loggers[1].log_dir) / "metrics.csv") as file:
         parameters = [float(row["grow/parameters"]) for row in csv.DictReader(file) if row.get("grow/parameters")]
     assert len(parameters) == 7
     assert parameters[1] > parameters[0]
+
+
+def test_a_fit_in_which_nothing_grows_is_summed_up_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(make_module(), make_trainer(tmp_path, make_grow(WAIT, summary=True)))
+    assert capsys.readouterr().out.strip() == "esper: nothing grew"
 
 
 def test_nothing_is_printed_or_written_without_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
