@@ -92,7 +92,7 @@ class Grow(Callback):
         }
         self._budget, self._summary = budget_flops, summary
         self._probe, self._train_loss = ValidationProbe(measure), RunningLoss()
-        self._has_probe, self._base_parameters = measure > 0, 0
+        self._base_parameters = 0
         self._data: DataPass | None = None
         self._checkpoint: CheckpointHooks | None = None
         self._saved: Mapping[str, Any] | None = None  # state to go on with
@@ -191,8 +191,8 @@ class Grow(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if self._is_deciding(trainer) and self.grower.measured_slots:
-            self._probe.keep(batch, batch_idx, dataloader_idx)
+        if self._is_deciding(trainer):
+            self._probe.note(batch, batch_idx, dataloader_idx, is_kept=bool(self.grower.measured_slots))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_deciding(trainer):
@@ -267,16 +267,16 @@ class Grow(Callback):
             val_loss=val_loss,
             train_loss=train_loss,
             score=score[0] if score else None,
-            evaluate=evaluate if self._has_probe else None,
+            evaluate=evaluate if self._probe.is_used and grower.can_measure else None,
         )
         measured = StepMeasurements.from_dict(from_first_rank(trainer, measured.to_dict()))
         change, action = grower.choose(measured)
         if action is not None:
             change += grower.apply(from_first_rank(trainer, action))
-        if measured.rolled_back is not None:
-            restart_copies(trainer, module)
         if change:
             self._follow_structure(trainer, module)
+        if measured.rolled_back is not None:
+            restart_copies(trainer, module)
         self._train_loss = RunningLoss()
         log_events(grower, 0, f"after validation {len(grower.history)}")
         log_scalars(trainer, grower)

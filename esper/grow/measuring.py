@@ -131,7 +131,7 @@ class Measurer:
 
     def _contributions(self, evaluate: Evaluate) -> Contributions:
         slots = self.measured_slots
-        if not self._spent.pay_for_measurement(len(slots)):
+        if not slots or not self._spent.pay_for_measurement(len(slots)):
             return Contributions()
         return measure_contributions(self._model, slots, evaluate, self._points)
 

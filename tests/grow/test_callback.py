@@ -143,9 +143,15 @@ def test_a_contribution_is_the_difference_that_a_seed_makes(tmp_path: Path) -> N
 
 
 def test_contributions_that_cost_too_much_are_left_out(tmp_path: Path) -> None:
-    grow = make_grow(measure=1.0, measure_share=0.01)
-    fit(make_module(), make_trainer(tmp_path, grow))
-    assert all(not record["contribution"] for record in grow.history)
+    never = make_grow(measure=1.0, measure_share=0.01)
+    fit(make_module(), make_trainer(tmp_path, never))
+    assert all(not record["contribution"] for record in never.history)
+    assert "contribution" in never.grower.state_dict()["plan"]["missing"], "the controller is not to wait for them"
+    seldom = make_grow(measure=1.0, measure_share=0.2)
+    fit(make_module(), make_trainer(tmp_path, seldom, max_epochs=8))
+    measured = [bool(record["contribution"]) for record in seldom.history]
+    assert 1 <= sum(measured) < 7
+    assert seldom.grower.state_dict()["plan"]["missing"] == []
 
 
 def test_a_batch_may_be_nested(tmp_path: Path) -> None:
