@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
+from torchmetrics import SumMetric
 
 import esper
 from esper.grow.callback import Grow
@@ -119,6 +120,31 @@ def test_contributions_are_measured_by_the_validation_step_without_a_trace(tmp_p
     assert all(not record["contribution"] for record in without_probe.history)
     assert measured.validated > plain.validated
     assert "log" not in vars(measured)
+
+
+def test_metrics_and_loggers_that_a_module_uses_itself_see_each_batch_once(tmp_path: Path) -> None:
+    class Counting(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trained, self.seen = SumMetric(), SumMetric()
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            self.trained.update(len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            self.seen.update(len(batch[0]))
+            assert self.logger is not None
+            self.logger.log_metrics({"direct": 1.0})
+
+    grow, logger = make_grow(measure=1.0, measure_share=1.0), CSVLogger(tmp_path)
+    module = fit(make_module(Counting), make_trainer(tmp_path, grow, logger=logger, num_sanity_val_steps=0))
+    assert grow.history[-1]["contribution"]
+    assert module.trained.compute() == 4 * 24  # type: ignore[operator,union-attr]
+    assert module.seen.compute() == 4 * 16  # type: ignore[operator,union-attr]
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        assert len([row for row in csv.DictReader(file) if row["direct"]]) == 4 * 2
 
 
 def test_a_contribution_is_the_difference_that_a_seed_makes(tmp_path: Path) -> None:

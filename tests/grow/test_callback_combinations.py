@@ -117,17 +117,22 @@ def test_averaged_weights_grow_too(tmp_path: Path, average: Any, is_first: bool)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_validation_with_averaged_weights_has_whole_seeds(tmp_path: Path, is_first: bool) -> None:
+def test_alphas_are_not_averaged_with_the_weights(tmp_path: Path, is_first: bool) -> None:
     """WeightAveraging averages buffers too, but the alpha of a seed is not a weight."""
     alphas: list[float] = []
 
     class Watch(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+            for slot in find_hooked_slots(pl_module).values():
+                slot.alpha.fill_(0.5)  # as while a seed blends in
+
         def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
             alphas.extend(s.alpha.item() for s in find_hooked_slots(pl_module).values() if s.seed is not None)
 
     own = [make_grow(), WeightAveraging()]
-    fit(make_module(), make_trainer(tmp_path, *(own if is_first else own[::-1]), Watch(), max_epochs=5))
-    assert set(alphas) == {1.0}
+    module = fit(make_module(), make_trainer(tmp_path, *(own if is_first else own[::-1]), Watch(), max_epochs=5))
+    assert set(alphas) == {0.5}
+    assert find_hooked_slots(module)["net.layer2"].alpha.item() == 1
 
 
 @pytest.mark.filterwarnings("ignore:esper. the loss is non-finite")
