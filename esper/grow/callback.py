@@ -11,7 +11,7 @@ from esper.grow.additions import CHECKPOINT_KEY, describe_additions, seeds_of
 from esper.grow.averages import align_copies, grow_copies, restart_copies
 from esper.grow.checkpoint import CheckpointHooks
 from esper.grow.discovery import SlotTable, find_slots
-from esper.grow.fit import EpochPlan, epoch_plan, fit_length, refuse_fit
+from esper.grow.fit import DataPass, data_pass, fit_length, refuse_fit
 from esper.grow.grower import Grower
 from esper.grow.observe import StepMeasurements
 from esper.grow.ranks import any_rank, from_first_rank, mean_over_ranks, wrap_again
@@ -27,7 +27,7 @@ class Grow(Callback):
     """Grows the network of a LightningModule: after each validation, a controller takes one decision.
 
     The network does not change until a seed grows. Checkpoints hold what has grown; a fit with `ckpt_path` goes on with
-    it, and with the slots that it had. See docs/grow.md.
+    it, and with the slots that it had.
 
     Arguments:
         slots, exclude, blueprints, causal: where and what may grow, see `esper.slots`
@@ -92,8 +92,8 @@ class Grow(Callback):
         }
         self._budget, self._summary = budget_flops, summary
         self._probe, self._train_loss = ValidationProbe(measure), RunningLoss()
-        self._has_probe, self._base_parameters = measure > 0, 0
-        self._epoch: EpochPlan | None = None
+        self._base_parameters = 0
+        self._data: DataPass | None = None
         self._checkpoint: CheckpointHooks | None = None
         self._saved: Mapping[str, Any] | None = None  # state to go on with
         self._grower: Grower | None = None
@@ -117,7 +117,7 @@ class Grow(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             refuse_fit(trainer, pl_module, self._budget)
-            self._grower, self._saved, self._epoch = None, None, None
+            self._grower, self._saved, self._data = None, None, None
             self._train_loss = RunningLoss()
         self._checkpoint = CheckpointHooks(trainer, pl_module)
 
@@ -131,13 +131,13 @@ class Grow(Callback):
             self._checkpoint.take_seeds()
 
     def state_dict(self) -> dict[str, Any]:
-        if self._grower is None or self._epoch is None:
+        if self._grower is None or self._data is None:
             return {}
         return {
             "version": STATE_VERSION,
             "grower": self._grower.state_dict(),
             "table": self._grower.table.to_dict(),
-            "epoch": {"batches": self._epoch.batches, "interval": self._epoch.interval},
+            "data": {"batches": self._data.batches, "interval": self._data.interval},
             "train_loss": self._train_loss.state_dict(),
             "parameters": self._base_parameters,
         }
@@ -150,7 +150,7 @@ class Grow(Callback):
             return
         assert self._checkpoint is not None
         saved = self._saved
-        self._epoch = EpochPlan(**saved["epoch"])
+        self._data = DataPass(**saved["data"])
         self._build(trainer, pl_module, SlotTable.from_dict(saved["table"]))
         self.grower.load_state_dict(saved["grower"])
         pl_module.load_state_dict(self._checkpoint.taken, strict=False)
@@ -163,7 +163,7 @@ class Grow(Callback):
             table = find_slots(
                 pl_module, batch, **self._where, run=lambda _, example: run_training_step(trainer, pl_module, example)
             )
-            self._epoch = epoch_plan(trainer)
+            self._data = data_pass(trainer)
             self._base_parameters = sum(parameter.numel() for parameter in pl_module.parameters())
             self._build(trainer, pl_module, table)
             grow_copies(trainer, pl_module)
@@ -191,8 +191,8 @@ class Grow(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if self._is_deciding(trainer) and self.grower.measured_slots:
-            self._probe.keep(batch, batch_idx, dataloader_idx)
+        if self._is_deciding(trainer):
+            self._probe.note(batch, batch_idx, dataloader_idx, is_kept=bool(self.grower.measured_slots))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._is_deciding(trainer):
@@ -234,11 +234,11 @@ class Grow(Callback):
         return is_fit and self._grower is not None and not self._grower.has_finished
 
     def _build(self, trainer: Trainer, module: LightningModule, table: SlotTable) -> None:
-        assert self._epoch is not None
+        assert self._data is not None
         trace, budget = table.trace, None
         if self._budget is not None:
             budget = self._budget / max(1.0, (trace.forward + trace.backward) * trace.batch * trainer.world_size)
-        length = fit_length(trainer, self._epoch, budget)
+        length = fit_length(trainer, self._data, budget)
         self._grower = Grower(
             module,
             trainer.optimizers,
@@ -267,16 +267,16 @@ class Grow(Callback):
             val_loss=val_loss,
             train_loss=train_loss,
             score=score[0] if score else None,
-            evaluate=evaluate if self._has_probe else None,
+            evaluate=evaluate if self._probe.is_used and grower.can_measure else None,
         )
         measured = StepMeasurements.from_dict(from_first_rank(trainer, measured.to_dict()))
         change, action = grower.choose(measured)
         if action is not None:
             change += grower.apply(from_first_rank(trainer, action))
-        if measured.rolled_back is not None:
-            restart_copies(trainer, module)
         if change:
             self._follow_structure(trainer, module)
+        if measured.rolled_back is not None:
+            restart_copies(trainer, module)
         self._train_loss = RunningLoss()
         log_events(grower, 0, f"after validation {len(grower.history)}")
         log_scalars(trainer, grower)

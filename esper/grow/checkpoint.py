@@ -1,4 +1,4 @@
-"""Lightning's checkpoints: they say which seeds a network has, and these are there before their weights are loaded."""
+"""Lightning's checkpoints: they name the seeds of a network, which are built before their weights."""
 
 from collections.abc import Mapping
 from typing import Any

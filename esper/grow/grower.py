@@ -215,6 +215,11 @@ class Grower:
         return self._measurer.measured_slots
 
     @property
+    def can_measure(self) -> bool:
+        """Whether the share of the training for measuring seeds is enough to measure one of them once."""
+        return self._spent.can_measure
+
+    @property
     def has_finished(self) -> bool:
         """Whether nothing is left to decide; a training that was resumed with more steps or FLOPs has not finished."""
         return self._plan.step >= self._plan.steps or (self._plan.is_over and self.spent_share >= 1)

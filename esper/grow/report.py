@@ -73,7 +73,7 @@ def growth_table(courses: Sequence[SeedCourse], steps: int, parameters: tuple[in
     """A row for each seed; `parameters` are those of the network before and now."""
     before, now = parameters
     caption = f"{now:,} parameters, {now / max(1, before):.2f} times those of the network without seeds"
-    table = Table(title="What grew" if courses else "Nothing grew", caption=caption, title_justify="left")
+    table = Table(title="What grew", caption=caption, title_justify="left")
     for name in ("slot", "blueprint", "planted", "stage", "parameters", "contribution"):
         table.add_column(name, justify="right" if name in ("parameters", "contribution") else "left")
     for course in courses:
@@ -144,7 +144,8 @@ def show_growth(trainer: Trainer, grower: Grower, parameters: int) -> None:
     summary = grower.summary()
     now = parameters + sum(seed["parameters"] for seed in summary)
     steps = grower.history[-1]["step"]
-    Console().print(growth_table(seed_courses(grower.history, summary), steps, (parameters, now)))
+    courses = seed_courses(grower.history, summary)
+    Console().print(growth_table(courses, steps, (parameters, now)) if courses else "esper: nothing grew")
     figure = growth_picture(grower.history, grower.table.names)
     if directory is not None:
         file = Path(directory) / PICTURE

@@ -47,11 +47,21 @@ class FlopsSpent:
         """Charge a measurement of some seeds; False if it costs too much, and is not to be made."""
         if self.evaluate_samples is None:
             return True
-        cost = self._costs.forward_flops(self._plan.slots, self._plan.space) * self.evaluate_samples * (1 + seeds)
+        cost = self._measurement(seeds)
         if self._measured + cost > self._measure_share * self.total:
             return False
         self.total, self._measured = self.total + cost, self._measured + cost
         return True
+
+    @property
+    def can_measure(self) -> bool:
+        """Whether the whole training, at the present pace, pays for measuring one seed once."""
+        steps = self._plan.steps / max(1, self._plan.step)
+        return self._measurement(1) <= self._measure_share * self.total * steps
+
+    def _measurement(self, seeds: int) -> float:
+        samples = self.evaluate_samples or 0
+        return self._costs.forward_flops(self._plan.slots, self._plan.space) * samples * (1 + seeds)
 
     def state_dict(self) -> dict[str, Any]:
         return {"total": self.total, "measured": self._measured}

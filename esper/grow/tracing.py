@@ -129,11 +129,20 @@ def required_inputs(model: nn.Module) -> int:
 
 def input_size(example: Any) -> tuple[int, int]:
     """Pixels or tokens of a sample, and the number of samples, from the first tensor of a batch."""
-    first = first_tensor(example)
+    first = _first_input(example)
     if first is None or first.ndim == 0:
         raise ValueError(f"example={type(example).__name__}: must be a batch whose first tensor is the input.")
     spatial = first.shape[2:] if first.ndim == 4 else first.shape[1:2]
     return max(1, math.prod(spatial)), first.shape[0]
+
+
+def _first_input(example: Any) -> Tensor | None:
+    """The first tensor of a batch, which may be nested."""
+    first = first_tensor(example)
+    if first is not None:
+        return first
+    parts = example.values() if isinstance(example, Mapping) else example if isinstance(example, tuple | list) else ()
+    return next((found for part in parts if (found := _first_input(part)) is not None), None)
 
 
 def move_to(example: Any, device: torch.device) -> Any:

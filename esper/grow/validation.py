@@ -117,20 +117,26 @@ class ValidationProbe:
     def __init__(self, share: float) -> None:
         self._stride = round(1 / share) if share > 0 else 0
         self._kept: list[KeptBatch] = []
+        self.samples = 0  # of the batches whose turn it was
         self._is_warned = False
 
-    def keep(self, batch: Any, index: int, loader: int) -> None:
-        """Keep a batch if it is its turn."""
+    @property
+    def is_used(self) -> bool:
+        """Whether batches are run again at all."""
+        return self._stride > 0
+
+    def note(self, batch: Any, index: int, loader: int, *, is_kept: bool) -> None:
+        """Count the samples of a batch if it is its turn, and keep it."""
         if self._stride and index % self._stride == 0:
-            self._kept.append(KeptBatch(batch, index, loader, batch_samples(batch)))
+            samples = batch_samples(batch)
+            self.samples += samples
+            if is_kept:
+                self._kept.append(KeptBatch(batch, index, loader, samples))
 
     def clear(self) -> None:
         """Forget the batches."""
         self._kept.clear()
-
-    @property
-    def samples(self) -> int:
-        return sum(kept.samples for kept in self._kept)
+        self.samples = 0
 
     def measure(self, trainer: Trainer, module: LightningModule, names: ResultNames) -> float | tuple[float, float]:
         """The loss, or that and the score, that the validation logs for the kept batches; of all processes."""

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
+from torchmetrics import SumMetric
 
 import esper
 from esper.grow.callback import Grow
@@ -120,6 +122,31 @@ def test_contributions_are_measured_by_the_validation_step_without_a_trace(tmp_p
     assert "log" not in vars(measured)
 
 
+def test_metrics_and_loggers_that_a_module_uses_itself_see_each_batch_once(tmp_path: Path) -> None:
+    class Counting(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trained, self.seen = SumMetric(), SumMetric()
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            self.trained.update(len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            self.seen.update(len(batch[0]))
+            assert self.logger is not None
+            self.logger.log_metrics({"direct": 1.0})
+
+    grow, logger = make_grow(measure=1.0, measure_share=1.0), CSVLogger(tmp_path)
+    module = fit(make_module(Counting), make_trainer(tmp_path, grow, logger=logger, num_sanity_val_steps=0))
+    assert grow.history[-1]["contribution"]
+    assert module.trained.compute() == 4 * 24  # type: ignore[operator,union-attr]
+    assert module.seen.compute() == 4 * 16  # type: ignore[operator,union-attr]
+    with open(Path(logger.log_dir) / "metrics.csv") as file:
+        assert len([row for row in csv.DictReader(file) if row["direct"]]) == 4 * 2
+
+
 def test_a_contribution_is_the_difference_that_a_seed_makes(tmp_path: Path) -> None:
     grow = make_grow(measure=1.0, measure_share=1.0)
     module = fit(make_module(lr=0.3), make_trainer(tmp_path, grow, max_epochs=6))
@@ -142,9 +169,33 @@ def test_a_contribution_is_the_difference_that_a_seed_makes(tmp_path: Path) -> N
 
 
 def test_contributions_that_cost_too_much_are_left_out(tmp_path: Path) -> None:
-    grow = make_grow(measure=1.0, measure_share=0.01)
-    fit(make_module(), make_trainer(tmp_path, grow))
-    assert all(not record["contribution"] for record in grow.history)
+    never = make_grow(measure=1.0, measure_share=0.01)
+    fit(make_module(), make_trainer(tmp_path, never))
+    assert all(not record["contribution"] for record in never.history)
+    assert "contribution" in never.grower.state_dict()["plan"]["missing"], "the controller is not to wait for them"
+    seldom = make_grow(measure=1.0, measure_share=0.2)
+    fit(make_module(), make_trainer(tmp_path, seldom, max_epochs=8))
+    measured = [bool(record["contribution"]) for record in seldom.history]
+    assert 1 <= sum(measured) < 7
+    assert seldom.grower.state_dict()["plan"]["missing"] == []
+
+
+def test_a_batch_may_be_nested(tmp_path: Path) -> None:
+    class Nested(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return super().training_step([batch["inputs"]["x"], batch["y"]], batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().validation_step([batch["inputs"]["x"], batch["y"]], batch_idx)
+
+    data = [{"inputs": {"x": x}, "y": y} for x, y in loader(3).dataset]
+    grow = make_grow(measure=1.0, measure_share=1.0)
+    batches = torch.utils.data.DataLoader(data, batch_size=8)  # type: ignore[arg-type,var-annotated]
+    make_trainer(tmp_path, grow).fit(make_module(Nested), batches, batches)
+    assert "net.layer2" in grow.history[-1]["contribution"]
+    plain = make_grow(WAIT)
+    fit(make_module(), make_trainer(tmp_path, plain, max_epochs=1))
+    assert grow.history[0]["flops"] == plain.history[0]["flops"]
 
 
 def test_values_that_are_logged_at_the_end_of_a_validation_are_measured_too(tmp_path: Path) -> None:
@@ -196,10 +247,18 @@ def test_growth_is_shown_in_a_table_a_picture_loggers_and_lines(
         "esper: planted conv_small in net.layer1 after validation 4",
     ]
     assert (Path(loggers[0].log_dir) / "growth.png").is_file()
+    assert "grow/timeline" in EventAccumulator(loggers[0].log_dir).Reload().Tags()["images"]
     with open(Path(loggers[1].log_dir) / "metrics.csv") as file:
         parameters = [float(row["grow/parameters"]) for row in csv.DictReader(file) if row.get("grow/parameters")]
     assert len(parameters) == 7
     assert parameters[1] > parameters[0]
+
+
+def test_a_fit_in_which_nothing_grows_is_summed_up_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(make_module(), make_trainer(tmp_path, make_grow(WAIT, summary=True)))
+    assert capsys.readouterr().out.strip() == "esper: nothing grew"
 
 
 def test_nothing_is_printed_or_written_without_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

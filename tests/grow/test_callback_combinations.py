@@ -116,6 +116,39 @@ def test_averaged_weights_grow_too(tmp_path: Path, average: Any, is_first: bool)
     assert module.net.layer1[0].norm.num_batches_tracked.item() == bare.net.layer1[0].norm.num_batches_tracked.item()  # type: ignore[union-attr,index]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_alphas_are_not_averaged_with_the_weights(tmp_path: Path, is_first: bool) -> None:
+    """WeightAveraging averages buffers too, but the alpha of a seed is not a weight."""
+    alphas: list[float] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+            for slot in find_hooked_slots(pl_module).values():
+                slot.alpha.fill_(0.5)  # as while a seed blends in
+
+        def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+            alphas.extend(s.alpha.item() for s in find_hooked_slots(pl_module).values() if s.seed is not None)
+
+    own = [make_grow(), WeightAveraging()]
+    module = fit(make_module(), make_trainer(tmp_path, *(own if is_first else own[::-1]), Watch(), max_epochs=5))
+    assert set(alphas) == {0.5}
+    assert find_hooked_slots(module)["net.layer2"].alpha.item() == 1
+
+
+@pytest.mark.filterwarnings("ignore:esper. the loss is non-finite")
+def test_averages_start_again_when_the_last_good_state_is_restored(tmp_path: Path) -> None:
+    class Breaking(Classifier):
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if self.current_epoch == 1 and batch_idx == 1:
+                with torch.no_grad():
+                    self.net.stem.weight.fill_(torch.nan)  # type: ignore[union-attr,operator]
+
+    grow = make_grow()
+    module = fit(make_module(Breaking), make_trainer(tmp_path, grow, EMAWeightAveraging(decay=0.9)))
+    assert grow.history[1]["events"][0] == "rolled back net.layer2"
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+
+
 def test_the_average_of_a_seed_begins_with_its_first_weights(tmp_path: Path) -> None:
     seen: list[torch.Tensor] = []
 
@@ -145,14 +178,16 @@ def test_the_average_of_a_seed_begins_with_its_first_weights(tmp_path: Path) -> 
 
 @pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch")
 def test_stochastic_weight_averaging_grows_too(tmp_path: Path) -> None:
-    grow = make_grow(WAIT, OTHER, PLANT, WAIT, {**PRUNE, "slot": "net.layer1"})
-    swa = StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, annealing_epochs=2)
-
     def schedule(optimizer: Any) -> Any:
         return [optimizer], [lr_scheduler.StepLR(optimizer, 2)]
 
-    module = fit(make_module(lr=0.2, schedule=schedule), make_trainer(tmp_path, grow, swa, max_epochs=6))
-    assert_grown(module, grow)
+    def train(*callbacks: Any) -> Classifier:
+        swa = StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2, annealing_epochs=2)
+        return fit(make_module(lr=0.2, schedule=schedule), make_trainer(tmp_path, *callbacks, swa, max_epochs=6))
+
+    assert same_weights(train(), train(make_grow(WAIT)))
+    grow = make_grow(WAIT, OTHER, PLANT, WAIT, {**PRUNE, "slot": "net.layer1"})
+    assert_grown(train(grow), grow)
 
 
 def test_the_best_checkpoint_is_loaded_by_name(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class Twice(nn.Module):
             Classifier,
             {},
             {"val_check_interval": {"minutes": 1}},
-            "val_check_interval: must be a number of batches or a share of an epoch",
+            "val_check_interval: must be a number of batches or a share of the training data",
         ),
     ],
 )
@@ -143,6 +143,25 @@ def test_what_cannot_grow_is_refused_in_one_sentence(
     with pytest.raises(ValueError, match=message):
         fit(made, make_trainer(tmp_path, make_grow(**grow), **options))
     assert "on_load_checkpoint" not in vars(made)
+
+
+def test_several_optimizers_need_manual_optimisation_which_is_refused(tmp_path: Path) -> None:
+    class Two(Classifier):
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.net.stem.parameters(), 0.1), torch.optim.SGD(self.net.head.parameters(), 0.1)]  # type: ignore[union-attr,arg-type]
+
+    with pytest.raises(RuntimeError, match="multiple optimizers is only supported with manual optimization"):
+        fit(make_module(Two), make_trainer(tmp_path, make_grow()))
+
+
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter` step flavor")
+def test_steps_that_take_an_iterator_are_refused(tmp_path: Path) -> None:
+    class Iterating(Classifier):
+        def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
+            return super().training_step(*next(dataloader_iter)[:2])
+
+    with pytest.raises(ValueError, match="training_step: must take a batch, not dataloader_iter"):
+        fit(make_module(Iterating), make_trainer(tmp_path, make_grow()))
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")

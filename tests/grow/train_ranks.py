@@ -1,4 +1,4 @@
-"""A fit with two processes that grows, for tests to compare: python -m tests.grow.train_ranks DIRECTORY [CHECKPOINT]."""
+"""A fit with two processes that grows, for tests to compare: `python -m tests.grow.train_ranks DIRECTORY [CKPT]`."""
 
 import sys
 from pathlib import Path
