@@ -1,7 +1,7 @@
 """Grow a small GPT-2 of Hugging Face while Lightning trains it on TinyStories.
 
     pip install 'esper[examples]'
-    python examples/grow_gpt2.py --root DIR    a few minutes on two cores; DIR has train.txt and valid.txt
+    python examples/grow_gpt2.py --root DIR    about a minute on one core; DIR has train.txt and valid.txt
 
 Without --root, TinyStories is downloaded once, 1.9 GB.
 """

@@ -94,10 +94,10 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
         return saved
     if find_spec(SAFETENSORS.partition(".")[0]) is None:
         raise ValueError(f"{file}: needs safetensors, which is not installed.")
-    loader = import_module(SAFETENSORS)
+    broken = import_module(SAFETENSORS.partition(".")[0]).SafetensorError
     try:
-        loaded: dict[str, Tensor] = loader.load_file(file)
-    except (OSError, RuntimeError, loader.SafetensorError) as error:
+        loaded: dict[str, Tensor] = import_module(SAFETENSORS).load_file(file)
+    except (OSError, RuntimeError, broken) as error:
         raise ValueError(f"{file}: is not readable ({error}).") from None
     return loaded
 
