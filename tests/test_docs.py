@@ -1,5 +1,7 @@
 """README and documentation: links, lists that must be complete, and a site that builds without warnings."""
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -8,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+import esper
 from esper.command_line import CONF
 from esper.config import compose_config, task_specs
 from esper.evaluation.arms import ARMS
+from esper.grow.controllers import RULES
 
 PROJECT = Path(__file__).parent.parent
 DOCS = PROJECT / "docs"
@@ -63,6 +67,29 @@ def test_the_evaluation_page_lists_every_arm() -> None:
     text = page("evaluate.md")
     table = text[text.index("| arm | what it is |") :]
     assert [arm for arm in ARMS if f"`{arm}`" not in table] == []
+
+
+@pytest.mark.parametrize("name", ["Grow", "Grower", "slots"])
+def test_the_page_about_growing_lists_every_argument(name: str) -> None:
+    text = page("grow.md")
+    arguments = set(inspect.signature(getattr(esper, name)).parameters) - {"model", "optimizer"}
+    assert [argument for argument in arguments if f"`{argument}`" not in text] == []
+
+
+def test_the_page_about_growing_states_the_defaults_of_the_callback() -> None:
+    table = page("grow.md").partition("`esper.Grow(slots=")[2].partition("`esper.Grower(")[0]
+    rows = re.findall(r"^\| (`.*?) \| (`.*?) \|", table, re.MULTILINE)
+    stated = {
+        name: default
+        for names, defaults in rows
+        for name, default in zip(re.findall("`(.*?)`", names), re.findall("`(.*?)`", defaults), strict=True)
+    }
+    actual = {name: each.default for name, each in inspect.signature(esper.Grow).parameters.items()}
+    assert {name: ast.literal_eval(default) for name, default in stated.items()} == actual
+
+
+def test_the_page_about_growing_lists_every_rule() -> None:
+    assert [rule for rule in RULES if f'| `"{rule}"` |' not in page("grow.md")] == []
 
 
 @pytest.mark.parametrize(

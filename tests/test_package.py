@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.checkpoints.origin import PRETRAINED
 from esper.command_line import CONF
+from esper.controllers import PRETRAINED
 
 pytestmark = pytest.mark.xdist_group("package")  # they share a wheel
 

@@ -12,10 +12,11 @@ from tests.fixtures_syntax import nodes, parse
 PACKAGE = Path(esper.__file__).parent
 ORDER = (  # each may import only those before it
     "renames", "arguments", "command_line", "plugins", "files", "rng", "flops", "lifecycle", "blueprints", "hosts",
-    "growth", "data", "observation", "environment", "tasks", "rewards", "controllers", "ppo", "records", "telemetry",
-    "config", "app", "checkpoints", "evaluation", "tuning", "gym", "sweeps", "training", "run", "evaluate",
+    "growth", "data", "observation", "environment", "tasks", "rewards", "controllers", "grow", "ppo", "records",
+    "telemetry", "config", "app", "checkpoints", "evaluation", "tuning", "gym", "sweeps", "training", "run", "evaluate",
     "report", "tune", "growthbench",
 )  # fmt: skip
+GROW_IMPORTS = {"grow", "lifecycle", "blueprints", "growth", "observation", "controllers", "rng", "flops"}
 WITHOUT_HYDRA = ORDER[: ORDER.index("config")]
 ENTRY_POINTS = (
     "run.py",
@@ -69,6 +70,8 @@ def test_a_package_does_not_import_what_it_must_not_know() -> None:
         packages = {name.split(".")[1] for name in imported_names(path) if name.startswith("esper.")}
         if package_of(path) == "data":
             assert packages <= {"data", "rng"}, path
+        if package_of(path) == "grow":
+            assert packages <= GROW_IMPORTS, path
         if package_of(path) == "evaluation":
             assert "training" not in packages, path
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 PROJECT = Path(__file__).parent.parent
-INSTEAD = {  # pattern -> what to write; Lightning and PPO have epochs, CMA-ES has a method tell
+INSTEAD = {  # pattern -> what to write; Lightning, PPO and torch's schedulers have epochs, CMA-ES has a method tell
     r"foretell\w*|foretold": "value_target, predict",
     r"told|(?<!_search\.)tells?|telling|asked|speaks?|says?": "describe, report, requested, is_rank_zero",
     r"rooms?|house|comes? home": "package, architecture, export",
@@ -16,7 +16,7 @@ INSTEAD = {  # pattern -> what to write; Lightning and PPO have epochs, CMA-ES h
     r"timetables?": "schedule",
     r"so many|as did better|lest|for it alone|more to turn|newborn": "a number; so that ... does not; new seed",
     r"work": "flops, cost, run",
-    r"(?<!Lightning )(?<!PPO )(?<!one_)(?<!on_)(?<!every_n_)epoch(?!s|_end|_progress|_start)": "step",
+    r"(?<!Lightning )(?<!PPO )(?<!one_)(?<!on_)(?<!last_)(?<!every_n_)epoch(?!s|_end|_progress|_start)": "step",
     r"garden\w*|nets|locks": "a name that describes it",
 }
 EPOCH_MEANS_STEP = (

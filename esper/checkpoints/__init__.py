@@ -7,7 +7,7 @@ from esper.checkpoints.controllers import (
     load_start_weights,
     save_controller,
 )
-from esper.checkpoints.origin import PRETRAINED, find_checkpoint, read_origin
+from esper.checkpoints.origin import read_origin
 from esper.checkpoints.task import (
     LOCAL_KEYS,
     add_task_overrides,
@@ -17,6 +17,7 @@ from esper.checkpoints.task import (
     resolve_checkpoint_paths,
     task_settings,
 )
+from esper.controllers import PRETRAINED, find_checkpoint
 
 __all__ = [
     "LOCAL_KEYS",

@@ -11,16 +11,26 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from esper.checkpoints.origin import TrainingOrigin, checkpoint_label, find_checkpoint, read_origin
+from esper.checkpoints.origin import TrainingOrigin, checkpoint_label, read_origin
 from esper.checkpoints.task import LOCAL_KEYS, TASK, task_settings
 from esper.command_line import override_key
 from esper.config import build, grows_hosts
-from esper.controllers import Policy, check_transferable, contract_differences, known_options, map_weights
+from esper.controllers import (
+    CRITIC_PREFIX,
+    POLICY_PREFIX,
+    Policy,
+    check_transferable,
+    contract_differences,
+    find_checkpoint,
+    is_new_weight,
+    load_policy_weights,
+    map_weights,
+    missing_weights,
+    policy_weights,
+)
 from esper.lifecycle import Layout
-from esper.ppo import AtomicCheckpointIO, Checkpoint, CheckpointMetadata, TrainingHistory, read_checkpoint
+from esper.ppo import AtomicCheckpointIO, CheckpointMetadata, TrainingHistory, read_checkpoint
 
-POLICY_PREFIX = "policy."  # of names of the policy's weights in a checkpoint
-CRITIC_PREFIX = "critic."  # of names of the critic's weights in a policy
 TRAINING_KEYS = ("name", "policy", "ppo", "collector", "seed", "rounds", "start")  # exported besides the task
 
 
@@ -63,17 +73,8 @@ def load_controller(name: str, layout: Layout) -> TrainedController:
     metadata = checkpoint.metadata
     check_transferable(metadata.layout, layout, f"ckpt={path}")
     policy: Policy = build(origin.config.policy, layout=layout, _partial_=False, compile=None)
-    weights = _policy_weights(checkpoint)
-    if not any(key.startswith(CRITIC_PREFIX) for key in weights):
-        policy.critic = None  # it was trained with a separate critic, which is not needed for acting
-    mapped = map_weights(metadata.layout, weights, policy)
-    unmapped = [key for key in _missing(mapped, policy) if not _is_new(key, metadata.layout)]
-    if unmapped:
-        raise ValueError(
-            f"ckpt={path}: its weights do not fit the policy in its configuration ({origin.place}): {unmapped[0]}."
-        )
-    policy.load_state_dict(mapped, strict=False)
-    policy.known = known_options(metadata.layout, layout)
+    weights = policy_weights(checkpoint.state_dict)
+    load_policy_weights(policy, metadata.layout, weights, f"ckpt={path}")
     info = TrainingInfo(
         weights=_digest(weights),
         seed=metadata.seed,
@@ -86,19 +87,6 @@ def load_controller(name: str, layout: Layout) -> TrainedController:
     digest = _training_digest(task, origin.config)
     differences = contract_differences(metadata.layout, layout)
     return TrainedController(checkpoint_label(name), policy.eval(), differences, info.weights, digest, task, info)
-
-
-def _missing(weights: Mapping[str, Tensor], policy: Policy) -> list[str]:
-    """Names of the policy's weights that are not among `weights` in the right shape."""
-    expected = policy.state_dict()
-    return [key for key, value in expected.items() if key not in weights or weights[key].shape != value.shape]
-
-
-def _is_new(key: str, saved: Layout) -> bool:
-    """Whether a weight belongs to a head, or to the option of all slots, that a checkpoint does not have."""
-    if key.startswith("all_slots."):
-        return not saved.all_slots
-    return key.startswith("heads.") and key.split(".")[1] not in saved.options
 
 
 def _training_digest(task: Mapping[str, Any], config: DictConfig) -> str:
@@ -130,10 +118,10 @@ def load_start_weights(name: str, policy: Policy) -> dict[str, float | None]:
     checkpoint = read_checkpoint(path)
     check_transferable(checkpoint.metadata.layout, policy.layout, f"start={name}")
     saved = checkpoint.metadata.layout
-    mapped = map_weights(saved, _policy_weights(checkpoint), policy)
+    mapped = map_weights(saved, policy_weights(checkpoint.state_dict), policy)
     weights = {key: value for key, value in mapped.items() if not key.startswith(CRITIC_PREFIX)}
-    needed = [key for key in _missing(mapped, policy) if not key.startswith(CRITIC_PREFIX)]
-    unmapped = [key for key in needed if not _is_new(key, saved)]
+    needed = [key for key in missing_weights(mapped, policy) if not key.startswith(CRITIC_PREFIX)]
+    unmapped = [key for key in needed if not is_new_weight(key, saved)]
     if unmapped:
         sizes = checkpoint.metadata.sizes
         different = [f"policy.{key}={value}" for key, value in sizes.items() if policy.sizes[key] != value]
@@ -181,7 +169,7 @@ def save_controller(name: str, path: Path) -> int:
             rounds=list(origin.rounds),
         ),
     )
-    weights = {f"{POLICY_PREFIX}{key}": value.clone() for key, value in _policy_weights(checkpoint).items()}
+    weights = {f"{POLICY_PREFIX}{key}": value.clone() for key, value in policy_weights(checkpoint.state_dict).items()}
     AtomicCheckpointIO().save_checkpoint({"esper": metadata.to_dict(), "state_dict": weights}, path)
     return path.stat().st_size
 
@@ -196,11 +184,6 @@ def _portable_config(config: DictConfig, layout: Layout) -> dict[str, Any]:
     plain = OmegaConf.to_container(portable, resolve=False)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
-
-
-def _policy_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    weights = checkpoint.state_dict
-    return {key.removeprefix(POLICY_PREFIX): value for key, value in weights.items() if key.startswith(POLICY_PREFIX)}
 
 
 def _digest(weights: Mapping[str, Tensor]) -> str:

@@ -10,20 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from esper.checkpoints.runs import preset_names, read_overrides, read_yaml
 from esper.config import migrate_config
-from esper.controllers import Policy
-from esper.ppo import LAST, Counters, read_checkpoint
+from esper.controllers import PRETRAINED, Policy, acts_greedily, find_checkpoint
+from esper.ppo import Counters, read_checkpoint
 from esper.ppo.module import UPDATE_PASSES
 from esper.records import HELD_OUT, read_rounds
 from esper.renames import renamed_override
 
-SHIPPED = Path(__file__).parent.parent / "pretrained"
-DEFAULT_EXPERIMENT = "cifar_ppo"  # its controllers are named only by their seed
-PRETRAINED = {  # controllers shipped with esper, by their name in `ckpt`
-    "pretrained": SHIPPED / f"{DEFAULT_EXPERIMENT}_0.pt",
-    **{f"pretrained/{path.stem.removeprefix(f'{DEFAULT_EXPERIMENT}_')}": path for path in sorted(SHIPPED.glob("*.pt"))},
-}
 TIMES = ("time/environment", "time/policy", "time/update")
-HELD_OUT_SCORES = tuple(f"validation/{kind}_score" for kind in HELD_OUT)
 RUN_IDENTITY = ("decisions", "episode/score", "episode/gflops", "policy/epochs", *TIMES)  # metrics of round 1
 
 
@@ -51,14 +44,8 @@ class TrainingOrigin:
         return {"gflops": hosts + passes * policy.flops / 1e9 + critic, "seconds": seconds}
 
     def greedy(self, rounds: int) -> bool:
-        """Whether greedy actions scored higher than sampled ones on the last held-out episodes.
-
-        A policy for which WAIT is always the most likely op never acts when it is greedy. Without held-out episodes
-        the controller samples, as in training.
-        """
-        scores = [[line.get(name) for name in HELD_OUT_SCORES] for line in self._until(rounds)]
-        known = [(greedy, sampled) for greedy, sampled in scores if greedy is not None and sampled is not None]
-        return bool(known) and known[-1][0] >= known[-1][1]
+        """Whether greedy actions scored higher than sampled ones on the last held-out episodes."""
+        return acts_greedily(self._until(rounds))
 
     @property
     def identity(self) -> str:
@@ -68,21 +55,6 @@ class TrainingOrigin:
 
     def _until(self, rounds: int) -> list[Mapping[str, Any]]:
         return [line for line in self.rounds if line["round"] <= rounds]
-
-
-def find_checkpoint(name: str, key: str = "ckpt") -> Path:
-    """The file of a checkpoint, given its path, the directory of its run, or the name of a shipped controller.
-
-    `key` is the configuration key that has the name as its value, for messages.
-    """
-    if name in PRETRAINED:
-        return PRETRAINED[name]
-    path = Path(name)
-    file = path / "checkpoints" / LAST if path.is_dir() else path
-    if not file.is_file():
-        reason = f"it has no checkpoints/{LAST}" if path.is_dir() else "there is no such file"
-        raise ValueError(f"{key}={name}: must be a checkpoint, the directory of a run, or pretrained; {reason}.")
-    return file
 
 
 def checkpoint_label(name: str) -> str:

@@ -9,10 +9,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from esper.blueprints import blueprints
-from esper.checkpoints.origin import PRETRAINED, find_checkpoint, read_origin
+from esper.checkpoints.origin import read_origin
 from esper.checkpoints.runs import list_runs
 from esper.command_line import override_key
 from esper.config import compose_config, flatten, import_plugins, outline_host
+from esper.controllers import PRETRAINED, find_checkpoint
 from esper.ppo import read_checkpoint
 
 TASK = (

@@ -198,13 +198,13 @@ class CheckedController:
 
     def __init__(self, controller: Controller[Any], space: ActionSpace, *, name: str) -> None:
         self.flops = getattr(controller, "flops", 0)
-        self._controller, self._space, self._name = controller, space, name
+        self.controller, self._space, self._name = controller, space, name
 
     def begin(self, episode_seeds: Sequence[int]) -> Any:
-        return self._controller.begin(episode_seeds)
+        return self.controller.begin(episode_seeds)
 
     def act(self, observation: Observation, memory: Any) -> tuple[Tensor, Any]:
-        action, memory = self._controller.act(observation, memory)
+        action, memory = self.controller.act(observation, memory)
         space, expected = self._space, (len(observation.base), len(self._space.heads))
         if not isinstance(action, Tensor) or action.dtype != torch.int64 or action.shape != expected:
             raise ValueError(f"{self._name}: act must return an int64 tensor of shape {list(expected)} and its memory.")

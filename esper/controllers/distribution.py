@@ -103,6 +103,10 @@ class FactoredDistribution:
             columns.append(row.gather(-1, action[:, index : index + 1]).squeeze(-1))
         return torch.where(self._is_used(action[:, 0]), torch.stack(columns, -1), 0.0)
 
+    def probabilities(self, head: str, action: Tensor) -> Tensor:
+        """The probability of each option of a head, [B, options], given the heads before it in the actions."""
+        return self._row(head, action).exp()
+
     def entropy(self) -> Tensor:
         """Normalised entropy of each head, [B, heads], conditional on the heads before it.
 

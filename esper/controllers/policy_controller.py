@@ -1,13 +1,14 @@
 """A policy as a controller: it samples actions, or takes the most likely ones."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from esper.controllers.distribution import noise_width
+from esper.controllers.distribution import FactoredDistribution, noise_width
 from esper.controllers.policy import EpisodeContext, LSTMState, Policy
+from esper.lifecycle import Layout
 from esper.observation import PolicyInputs
 from esper.rng import make_generator
 
@@ -34,6 +35,7 @@ class PolicyDecision:
     context: EpisodeContext
     base: Tensor  # [envs, inputs], normalised
     slots: Tensor  # [envs, slots, features], normalised
+    distribution: FactoredDistribution | None = None  # of the policy; None if it did not decide
 
 
 class PolicyController:
@@ -44,10 +46,14 @@ class PolicyController:
         greedy: whether to take the most likely option of each head instead of sampling; None samples too
         explore: whether these are training episodes: floors are mixed into the distribution, and optional features and
             names of blueprints are missing in some of them
+        missing: optional groups of features that the environment cannot provide
     """
 
-    def __init__(self, policy: Policy, *, greedy: bool | None, explore: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, *, greedy: bool | None, explore: bool = False, missing: Collection[str] = ()
+    ) -> None:
         self._policy, self._greedy, self._explore = policy, greedy, explore
+        self._provided = torch.tensor([group not in missing for group in policy.layout.groups], dtype=torch.bool)
         self.flops = policy.flops
         self.blueprint_count = len(policy.layout.blueprints)
 
@@ -68,12 +74,22 @@ class PolicyController:
         else:
             is_known = torch.ones(len(episode_seeds), sum(widths), dtype=torch.bool)
         is_known = is_known.to(state[0].device)
-        available, named = is_known[:, : widths[0]], is_known[:, widths[0] :]
+        available, named = is_known[:, : widths[0]] & self._provided.to(is_known.device), is_known[:, widths[0] :]
         return PolicyMemory(state, noise, available, named)
+
+    @property
+    def layout(self) -> Layout:
+        """What the policy observes and chooses, by name."""
+        return self._policy.layout
 
     def act(self, observation: PolicyInputs, memory: PolicyMemory) -> tuple[Tensor, PolicyMemory]:
         decision, memory = self.decide(observation, memory)
         return decision.action, memory
+
+    def explain(self, observation: PolicyInputs, memory: PolicyMemory) -> PolicyDecision:
+        """The decision with the most likely action, and the distribution; draws nothing."""
+        twin = PolicyController(self._policy, greedy=True)
+        return twin.decide(observation, memory)[0]
 
     @torch.inference_mode()
     def decide(self, observation: PolicyInputs, memory: PolicyMemory) -> tuple[PolicyDecision, PolicyMemory]:
@@ -101,6 +117,7 @@ class PolicyController:
             context=context,
             base=base,
             slots=slots,
+            distribution=distribution,
         )
         return decision, replace(memory, state=output.state)
 

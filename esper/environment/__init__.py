@@ -2,7 +2,6 @@
 
 from esper.environment.environment import Environment
 from esper.environment.governor import Governor, RollbackReason
-from esper.environment.host_run import gradient_health
 from esper.environment.host_task import HostTask, KnownScores
 from esper.environment.oracle import Oracle
 from esper.environment.parallel import available_cores
@@ -26,6 +25,5 @@ __all__ = [
     "TaskOracle",
     "WorkerLostError",
     "available_cores",
-    "gradient_health",
     "net_score",
 ]

@@ -5,12 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.blueprints import blueprint
-from esper.flops import Flops, symmetric_flops
-from esper.growth import GrowingHost, Mode, SeedSettings
-from esper.growth.seed import BlendGate
+from esper.flops import Flops
+from esper.growth import Mode, SeedSettings, count_flops, seed_flops, seed_parameters
 from esper.hosts import Host, count_parameters
 from esper.lifecycle import Blend
 from esper.observation import Descriptors, SlotShape, describe_host
@@ -42,7 +40,7 @@ class HostCosts:
         self.embedding_parameters = sum(module.weight.numel() for module in embeddings)
         counted: list[Flops] = []
         for start, stop in zip((None, *self.slots), (*self.slots, None), strict=True):
-            cost, x = _count(self._host.run, x, start, stop)
+            cost, x = count_flops(self._host.run, x, start, stop)
             counted.append(cost)
             if stop is not None:
                 self._features[stop] = x
@@ -53,26 +51,15 @@ class HostCosts:
         """The cost of a seed in a slot, its blend gate included."""
         key = (slot, name, blend)
         if key not in self._seeds:
-            topology, channels = self._host.topology, self._host.slot(slot).channels
-            positions = self._positions(slot)
-            entry = blueprint(topology, name)
-            if entry.flops is not None:
-                body = entry.flops(channels, positions)
-            else:
-                with torch.device("meta"):
-                    built = entry.build(channels).eval()
-                body, _ = _count(built, self._features[slot])
-            gate = BlendGate.flops(channels, topology, positions) if blend is Blend.GATED else Flops()
-            self._seeds[key] = body + gate
+            self._seeds[key] = seed_flops(self._host.topology, name, blend, self._features[slot])
         return self._seeds[key]
 
     def seed_parameters(self, slot: str, name: str, blend: Blend) -> int:
         """The parameters of a seed in a slot, its blend gate included."""
         key = (slot, name, blend)
         if key not in self._seed_parameters:
-            with torch.device("meta"):
-                seed = GrowingHost(self._host, coadapt=True).graft(slot, name, blend, rng_seed=0)
-            self._seed_parameters[key] = count_parameters(seed)
+            channels = self._host.slot(slot).channels
+            self._seed_parameters[key] = seed_parameters(self._host.topology, name, blend, channels)
         return self._seed_parameters[key]
 
     def traits(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -147,11 +134,3 @@ class HostCosts:
         modes = {name: settings[name].mode for name in self.slots[first:] if name in settings}
         passed = [(seeds[name], mode is Mode.BLENDED) for name, mode in modes.items() if mode is not Mode.ISOLATED]
         return [(cost, True) for cost in segments] + passed
-
-
-def _count(run: Callable[..., Tensor], *arguments: object) -> tuple[Flops, Tensor]:
-    """The cost of a forward pass as counted by torch, and its output."""
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        out = run(*arguments)
-    return symmetric_flops(int(counter.get_total_flops())), out

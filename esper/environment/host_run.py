@@ -21,6 +21,7 @@ from esper.growth import (
     SeedSettings,
     Snapshot,
     adopt,
+    gradient_health,
     restore,
     snapshot,
     widened,
@@ -45,7 +46,6 @@ SLOT_VALUES = (
     "isolated_gain",
 )  # measured for each slot; NaN without a seed
 PRECISIONS = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-VANISHING, EXPLODING = 1e-7, 10.0  # gradient norms of one parameter tensor, in multiples of the clip norm
 
 
 @dataclass(frozen=True)
@@ -310,21 +310,6 @@ class HostRun:
             (slot, name) for slot in self._options.slots for name in SLOT_VALUES
         ]
         return torch.stack([measured.get(key, missing).float() for key in keys])
-
-
-def gradient_health(parameters: list[torch.nn.Parameter], clip: float) -> Tensor:
-    """1 - 0.5 x the share of vanishing - 0.8 x the share of exploding gradients; 0 with non-finite values.
-
-    The thresholds are multiples of the clip norm. Parameters without a gradient do not count; NaN if none has one.
-    Reads no value from the device.
-    """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return torch.full((), torch.nan, device=parameters[0].device)
-    unit = clip if math.isfinite(clip) else 1.0
-    norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]).float()
-    health = 1 - 0.5 * (norms < VANISHING * unit).float().mean() - 0.8 * (norms > EXPLODING * unit).float().mean()
-    return torch.where(norms.isfinite().all(), health, torch.zeros_like(health))
 
 
 def _criterion(y: Tensor, outputs: list[Tensor]) -> Callable[[Tensor], Tensor]:

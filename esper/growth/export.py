@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.files import write_buffered
-from esper.growth.model import GrowingHost, Mode, SeedSettings
+from esper.growth.model import GrowingHost
+from esper.growth.modes import Mode, SeedSettings
 from esper.growth.seed import Seed
 from esper.hosts import Host
 from esper.lifecycle import Blend

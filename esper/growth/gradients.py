@@ -1,11 +1,13 @@
-"""The gradients of a host and its seeds in one buffer, so that clipping takes a few operations."""
+"""Gradients: those of a host and its seeds in one buffer, so that clipping takes a few operations, and their health."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+VANISHING, EXPLODING = 1e-7, 10.0  # gradient norms of one parameter tensor, in multiples of the clip norm
 EPSILON = 1e-6  # added to a norm before dividing by it, as torch.nn.utils.clip_grad_norm_ does
 
 
@@ -75,3 +77,18 @@ class FlatGradients:
             return norms[0] if norms else self._zero
         joint: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return joint
+
+
+def gradient_health(parameters: Sequence[nn.Parameter], clip: float) -> Tensor:
+    """1 - 0.5 x the share of vanishing - 0.8 x the share of exploding gradients; 0 with non-finite values.
+
+    The thresholds are multiples of the clip norm. Parameters without a gradient do not count; NaN if none has one.
+    Reads no value from the device.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.full((), torch.nan, device=parameters[0].device)
+    unit = clip if math.isfinite(clip) else 1.0
+    norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]).float()
+    health = 1 - 0.5 * (norms < VANISHING * unit).float().mean() - 0.8 * (norms > EXPLODING * unit).float().mean()
+    return torch.where(norms.isfinite().all(), health, torch.zeros_like(health))

@@ -1,72 +1,16 @@
 """A host with seeds in its slots."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from esper.blueprints import blueprint as find_blueprint
-from esper.blueprints.layers import randomise_zero_layers
-from esper.growth.seed import Seed
+from esper.growth.modes import Mode, SeedSetting, SeedSettings, run_seed
+from esper.growth.seed import Seed, make_seed
 from esper.hosts import Host
-from esper.lifecycle import Blend, Slots, Stage
-from esper.rng import seeded_init
-
-
-class Mode(Enum):
-    """How a seed takes part in a forward pass."""
-
-    ISOLATED = "isolated"  # not in the output; trains as if blended at its target alpha, without effect on the host
-    BLENDED = "blended"  # in the output at its alpha; trains
-    FADING = "fading"  # in the output at its alpha; frozen, but the host's gradient passes through it
-
-
-@dataclass(frozen=True)
-class SeedSetting:
-    """A seed's mode and alpha; the alpha of an isolated seed is its target alpha."""
-
-    mode: Mode
-    alpha: float
-
-
-SeedSettings = Mapping[str, SeedSetting]  # by slot; a seed without a setting is switched off
-
-
-def seed_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, SeedSetting]:
-    """The settings of one environment's seeds for the next step; `names` are the slots in the order of the columns."""
-    stages, alphas, targets = (field[env].tolist() for field in (slots.stage, slots.alpha, slots.alpha_target))
-    result = {}
-    for name, stage, alpha, target in zip(names, stages, alphas, targets, strict=True):
-        if stage == Stage.TRAINING:
-            result[name] = SeedSetting(Mode.ISOLATED, target)
-        elif stage == Stage.BLENDING and target == 0:
-            result[name] = SeedSetting(Mode.FADING, alpha)
-        elif stage in (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED):
-            result[name] = SeedSetting(Mode.BLENDED, alpha)
-    return result
-
-
-def fossil_settings(slots: Slots, env: int, names: tuple[str, ...]) -> dict[str, SeedSetting]:
-    """The settings of one environment's fossils only, so that every other seed is switched off."""
-    fossils = (slots.stage[env] == Stage.FOSSILIZED).tolist()
-    settings = seed_settings(slots, env, names)
-    return {name: settings[name] for name, is_fossil in zip(names, fossils, strict=True) if is_fossil}
-
-
-class _StraightThrough(torch.autograd.Function):
-    """Returns the seed's output; passes the gradient at the slot to the seed, and unchanged to the host before it."""
-
-    @staticmethod
-    def forward(ctx: object, host: Tensor, seed: Tensor) -> Tensor:
-        return seed.view_as(seed)
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return gradient, gradient
+from esper.lifecycle import Blend
 
 
 class GrowingHost(nn.Module):
@@ -102,11 +46,7 @@ class GrowingHost(nn.Module):
         if slot in self.seeds:
             raise ValueError(f"slot={slot}: must be empty, but has a seed; remove it first.")
         topology = self.host.topology
-        with seeded_init(rng_seed):
-            body = find_blueprint(topology, blueprint).build(channels)
-            new = Seed(body, blueprint=blueprint, blend=blend, channels=channels, topology=topology)
-            if init == "random":
-                randomise_zero_layers(body)
+        new = make_seed(topology, blueprint, blend, channels, rng_seed=rng_seed, init=init)
         new.to(next(self.host.parameters()).device)
         if topology == "cnn":
             new.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
@@ -136,7 +76,7 @@ class GrowingHost(nn.Module):
         for name in self._slots(start, stop):
             setting = settings.get(name)
             if name in self.seeds and setting is not None and setting.mode is not Mode.ISOLATED:
-                x = self._run_seed(self.seed(name), self.host.run(x, at, name), setting)
+                x = self._run_seed(name, self.host.run(x, at, name), setting)
                 at = name
         return self.host.run(x, at, stop)
 
@@ -177,18 +117,8 @@ class GrowingHost(nn.Module):
         last = len(names) if stop is None else names.index(self.host.slot(stop).name)
         return names[first:last]
 
-    def _run_seed(self, seed: Seed, h: Tensor, setting: SeedSetting) -> Tensor:
-        """The features h after a seed that is in the output."""
-        inputs = h if self.coadapt else h.detach()
-        if setting.mode is Mode.FADING:
-            frozen = {name: parameter.detach() for name, parameter in seed.named_parameters()}
-            out: Tensor = functional_call(seed, frozen, (inputs, setting.alpha))
-        else:
-            out = seed(inputs, setting.alpha)
-        if self.coadapt:
-            return out
-        result: Tensor = _StraightThrough.apply(h, out)  # type: ignore[no-untyped-call]
-        return result
+    def _run_seed(self, slot: str, h: Tensor, setting: SeedSetting) -> Tensor:
+        return run_seed(self.seed(slot), h, setting.mode, setting.alpha, coadapt=self.coadapt)
 
 
 def _mode(settings: SeedSettings, slot: str) -> Mode | None:

@@ -1,8 +1,8 @@
 """Snapshots of a growing host and its optimizer, to restore later."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,9 @@ def snapshot(model: GrowingHost, optimizer: GrowthOptimizer, slots: Collection[s
     return Snapshot(
         seeds={slot: (model.seed(slot).blueprint, int(model.seed(slot).blend)) for slot in included},
         weights={name: _copy(value) for name, value in model.state_dict().items() if not name.startswith(excluded)},
-        optimizer={
-            name: {key: _copy(value) for key, value in optimizer.torch.state[parameter].items()}
-            for name, parameter in model.named_parameters()
-            if parameter in optimizer.torch.state and not name.startswith(excluded)
-        },
+        optimizer=copy_optimizer_state(
+            {name: p for name, p in model.named_parameters() if not name.startswith(excluded)}, optimizer.torch
+        ),
         seed_starts={slot: optimizer.seed_starts[slot] for slot in included},
     )
 
@@ -67,15 +65,35 @@ def restore(saved: Snapshot, model: GrowingHost, optimizer: GrowthOptimizer) -> 
             optimizer.add(slot)
     optimizer.seed_starts.update(saved.seed_starts)
     model.load_state_dict(saved.weights)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    for group in optimizer.torch.param_groups:
+    restore_optimizer_state(saved.optimizer, dict(model.named_parameters()), optimizer.torch)
+
+
+def copy_optimizer_state(
+    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict[str, dict[str, Any]]:
+    """A copy of an optimizer's state on the CPU, by the name of the parameter."""
+    return {
+        name: {key: _copy(value) if isinstance(value, Tensor) else value for key, value in optimizer.state[p].items()}
+        for name, p in parameters.items()
+        if p in optimizer.state
+    }
+
+
+def restore_optimizer_state(
+    saved: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> None:
+    """Set the state of an optimizer's parameters to a copy; a parameter that the copy lacks has no state."""
+    names = {parameter: name for name, parameter in parameters.items()}
+    for group in optimizer.param_groups:
         step_on_device = bool(group.get("fused") or group.get("capturable"))
         for parameter in group["params"]:
-            optimizer.torch.state.pop(parameter, None)
-            state = saved.optimizer.get(names[parameter])
+            optimizer.state.pop(parameter, None)
+            state = saved.get(names.get(parameter, ""))
             if state is not None:
-                optimizer.torch.state[parameter] = {
+                optimizer.state[parameter] = {
                     key: value.to(_state_device(key, parameter, step_on_device), copy=True)
+                    if isinstance(value, Tensor)
+                    else value
                     for key, value in state.items()
                 }
 

@@ -90,9 +90,9 @@ def commit(slots: Slots, rules: Rules) -> tuple[Slots, Events]:
 
 
 def evict(slots: Slots, envs: Tensor, rules: Rules) -> tuple[Slots, Events]:
-    """Remove all live seeds of some environments, independent of age and alpha; `envs` is bool [envs]."""
+    """Remove live seeds, independent of age and alpha: all of some environments, bool [envs], or bool [envs, slots]."""
     update = _SlotUpdate(slots)
-    update.remove(slots.live & envs.unsqueeze(1), rules)
+    update.remove(slots.live & (envs if envs.ndim == 2 else envs.unsqueeze(1)), rules)
     return update.slots, update.events
 
 

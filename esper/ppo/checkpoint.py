@@ -4,7 +4,6 @@ Lightning saves weights, normalisers and the optimizer's state. The entry `esper
 `CheckpointMetadata`.
 """
 
-import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from esper.controllers import LAST_CHECKPOINT, read_checkpoint_content
 from esper.files import write_buffered
 from esper.ppo.collector import StoppedError
 from esper.ppo.metadata import CheckpointMetadata
 from esper.ppo.module import PPO
 
-LAST, BEST = "last.ckpt", "best.ckpt"
+LAST, BEST = LAST_CHECKPOINT, "best.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -44,14 +44,7 @@ class Checkpoint:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint with `weights_only=True`: no code in the file is executed."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: the checkpoint does not exist.") from None
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
-        raise ValueError(f"{path}: is not a readable checkpoint; it is truncated, or of another program.") from None
-    if not isinstance(content, dict) or "esper" not in content:
-        raise ValueError(f"{path}: is a checkpoint, but not of esper: it has no entry esper.")
+    content = read_checkpoint_content(path)
     try:
         metadata = CheckpointMetadata.from_dict(content["esper"])
     except ValueError as error:

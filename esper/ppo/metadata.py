@@ -9,11 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from esper.controllers import Policy
+from esper.controllers import METADATA_VERSION, Policy, check_metadata_version
 from esper.lifecycle import Layout
 from esper.ppo.critic import Critic
-
-METADATA_VERSION = 3  # written and read
 
 
 @dataclass
@@ -72,14 +70,7 @@ class CheckpointMetadata:
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "CheckpointMetadata":
         """Read the entry. The message of a ValueError has no subject, so that callers can name the file."""
-        version = saved.get("version", 0)
-        if version in (1, 2):
-            raise ValueError(
-                f"has version {version}, of a policy for a fixed number of slots; this esper reads version "
-                f"{METADATA_VERSION}: train the controller again"
-            )
-        if version != METADATA_VERSION:
-            raise ValueError(f"has version {version}; this esper reads version {METADATA_VERSION}")
+        check_metadata_version(saved)
         training = saved.get("training")
         return cls(
             layout=Layout.from_dict(saved["layout"]),
@@ -91,7 +82,7 @@ class CheckpointMetadata:
             start_cost=saved.get("start_cost") or {},
             generator=saved.get("generator"),
             training=None if training is None else TrainingHistory(**training),
-            version=version,
+            version=saved["version"],
         )
 
 

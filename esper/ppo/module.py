@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torchmetrics import MeanMetric
 
 from esper.controllers import Policy
-from esper.environment import gradient_health
+from esper.growth import gradient_health
 from esper.ppo.baseline import AdvantageScale
 from esper.ppo.critic import Critic
 from esper.ppo.distributed import reduce_max, reduce_mean, reduce_sum, world_size

@@ -3,23 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from esper.lifecycle import Stage
+from esper.lifecycle.lanes import draw_lanes, stage_legend
 from esper.records import EpisodeRecord, StepEntry
 
-COLOURS = {
-    Stage.DORMANT: "#f2f2f2",
-    Stage.GERMINATED: "#ffe08a",
-    Stage.TRAINING: "#f6b26b",
-    Stage.BLENDING: "#8fc1e3",
-    Stage.HOLDING: "#3d85c6",
-    Stage.FOSSILIZED: "#38761d",
-    Stage.PRUNED: "#cc4125",
-}
 VERBS = {
     Stage.GERMINATED: "germinates",
     Stage.TRAINING: "trains in isolation",
@@ -56,17 +45,12 @@ def timeline(episodes: Mapping[str, EpisodeRecord]) -> Figure:
         curve.plot([np.nan if step.score is None else step.score for step in steps], color="#222222", marker=".")
         curve.set_ylim(min(scores, default=0) - 1, max(scores, default=1) + 1)
         curve.set_title(title, fontsize=9)
-        lanes.imshow(_stage_colours(steps), aspect="auto", interpolation="nearest")
-        for slot in range(len(episode.slots)):
-            alphas = np.array([step.alpha[slot] or 0.0 for step in steps])
-            lanes.plot(slot + 0.45 - 0.9 * alphas, color="#222222", linewidth=0.8, drawstyle="steps-mid")
-        lanes.set_yticks(range(len(episode.slots)), episode.slots, fontsize=8)
+        alphas = [[alpha or 0.0 for alpha in step.alpha] for step in steps]
+        draw_lanes(lanes, episode.slots, [step.stage for step in steps], alphas, _blueprint_labels(steps))
         lanes.set_xlabel("step")
-        _label_blueprints(lanes, steps)
         if column == 0:
             curve.set_ylabel("validation score")
-    handles = [Patch(color=colour, label=stage.name.lower()) for stage, colour in COLOURS.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=7, frameon=False)
+    stage_legend(figure)
     return figure
 
 
@@ -90,13 +74,11 @@ def describe_episode(episode: EpisodeRecord) -> str:
     return "\n".join(lines)
 
 
-def _stage_colours(steps: Sequence[StepEntry]) -> np.ndarray:
-    return np.array([[to_rgb(COLOURS[Stage[stage]]) for stage in step.stage] for step in steps]).transpose(1, 0, 2)
-
-
-def _label_blueprints(lanes: Axes, steps: Sequence[StepEntry]) -> None:
-    """Write the blueprint's name where a seed germinates."""
-    for index, step in enumerate(steps):
-        for slot, (entered, blueprint) in enumerate(zip(step.entered, step.blueprint, strict=True)):
-            if Stage.GERMINATED.name in entered and blueprint:
-                lanes.text(index - 0.4, slot, blueprint, fontsize=6, va="center", clip_on=True)
+def _blueprint_labels(steps: Sequence[StepEntry]) -> dict[tuple[int, int], str]:
+    """The blueprint's name where a seed germinates, by step and slot."""
+    return {
+        (index, slot): blueprint
+        for index, step in enumerate(steps)
+        for slot, (entered, blueprint) in enumerate(zip(step.entered, step.blueprint, strict=True))
+        if Stage.GERMINATED.name in entered and blueprint
+    }

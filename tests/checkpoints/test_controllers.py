@@ -23,8 +23,8 @@ from esper.checkpoints import (
     save_controller,
 )
 from esper.checkpoints.__main__ import main
-from esper.checkpoints.origin import PRETRAINED
 from esper.config import build_environment, compose_config
+from esper.controllers import PRETRAINED
 from esper.evaluation.run import evaluate
 from esper.lifecycle import Layout
 from esper.records import read_lines, read_rounds

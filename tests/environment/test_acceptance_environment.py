@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.environment.host_run import gradient_health
-from esper.growth import GrowthOptimizer
+from esper.growth import GrowthOptimizer, gradient_health
 from tests.fixtures_environment import environment
 from tests.growth.fixtures_hosts import backward, model, optimizer
 
