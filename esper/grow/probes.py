@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from esper.growth import without_seeds
 
-Result = float | Tensor | tuple[float | Tensor, float | Tensor]
-Evaluate = Callable[[], Result]
+EvaluateResult = float | Tensor | tuple[float | Tensor, float | Tensor]
+Evaluate = Callable[[], EvaluateResult]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def measure_contributions(
     )
 
 
-def _pair(result: Result, points: Callable[[float | Tensor | None, float], float]) -> tuple[float, float]:
+def _pair(result: EvaluateResult, points: Callable[[float | Tensor | None, float], float]) -> tuple[float, float]:
     if isinstance(result, tuple | list):
         loss, score = result
         return float(loss), points(float(score), float(loss))
