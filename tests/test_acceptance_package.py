@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LONGEST = 400  # lines of a file
 STARTS = (  # import what they need late, so that --help is fast
     "app.py", "run.py", "evaluate.py", "report.py", "data/__main__.py", "data/__init__.py", "tasks/__main__.py",
-    "tune.py",
+    "tune.py", "growthbench.py",
 )  # fmt: skip
 
 

@@ -12,11 +12,12 @@ import yaml
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from esper.checkpoints import find_checkpoint, read_origin
+from esper.checkpoints import read_origin
 from esper.checkpoints.resume import merge_overrides
 from esper.checkpoints.runs import read_overrides
 from esper.command_line import CONF, check_renamed
 from esper.config import build, compose_config, flatten, migrate_config
+from esper.controllers import find_checkpoint
 from esper.renames import KEYS, MODULES, NEW_TARGETS, OPTIONS, TARGETS, renamed_key
 from esper.run import cli
 

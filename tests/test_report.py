@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.checkpoints import PRETRAINED
+from esper.controllers import PRETRAINED
 from esper.ppo import read_checkpoint
 from esper.records import EpisodeRecord
 from esper.report import main

@@ -17,9 +17,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from esper import sweeps
-from esper.checkpoints import add_task_overrides, apply_trained_values, find_checkpoint, task_settings
+from esper.checkpoints import add_task_overrides, apply_trained_values, task_settings
 from esper.command_line import CONF
 from esper.config import compose_config, flatten
+from esper.controllers import find_checkpoint
 from esper.run import cli
 from esper.sweeps import (
     FAILED,

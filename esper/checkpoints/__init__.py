@@ -17,17 +17,14 @@ from esper.checkpoints.task import (
     resolve_checkpoint_paths,
     task_settings,
 )
-from esper.controllers import PRETRAINED, find_checkpoint
 
 __all__ = [
     "LOCAL_KEYS",
-    "PRETRAINED",
     "TrainedController",
     "add_task_overrides",
     "apply_trained_values",
     "checkpoint_names",
     "describe_differences",
-    "find_checkpoint",
     "load_controller",
     "load_controllers",
     "load_start_weights",

@@ -8,10 +8,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from esper.checkpoints import LOCAL_KEYS, PRETRAINED, find_checkpoint, read_origin
+from esper.checkpoints import LOCAL_KEYS, read_origin
 from esper.checkpoints.runs import list_runs, preset_names, read_overrides, read_yaml
 from esper.command_line import override_key
 from esper.config import grows_hosts, migrate_config
+from esper.controllers import PRETRAINED, find_checkpoint
 from esper.evaluation.episode_store import latest_episodes
 from esper.evaluation.provenance import Provenance, read_provenance
 from esper.evaluation.training_runs import TrainingRun, run_names

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from esper.checkpoints import checkpoint_names, find_checkpoint
+from esper.checkpoints import checkpoint_names
 from esper.config import grows_hosts, host_nodes, known_tasks, variant_nodes
 from esper.config.signatures import check_target
+from esper.controllers import find_checkpoint
 from esper.evaluation.agents import agent_name, load_agent
 from esper.evaluation.arms import ARMS, MOMENT, ORACLE, PREFIX, Arm, arms_of_clock, base_name, default_arms, get_arm
 from esper.evaluation.plan_choices import is_distribution, training_config

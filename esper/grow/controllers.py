@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from esper.controllers import (
+    Controller,
     FragrowController,
     GatedController,
     HeuristicController,
@@ -18,15 +17,12 @@ from esper.controllers import (
     build_policy,
     read_controller,
 )
-from esper.lifecycle import ActionSpace, Gate, Rules
-from esper.observation import FEATURE_SETS, FeatureSet, Observation, make_layout
+from esper.lifecycle import FEW_HEADS, PLAIN_OPTIONS, ActionSpace, Gate, Rules
+from esper.observation import FEATURE_SETS, FeatureSet, make_layout
 
 FIRST_CHOICE = ("depthwise", "window", "mlp_small", "conv_small", "lora")  # of rules with one blueprint
 CHEAP_FIRST = ("depthwise", "window", "norm", "attention", "conv_small", "conv_light", "mlp_small", "lora")
-RULE_OPS, RULE_HEADS = ("WAIT", "GERMINATE", "PRUNE", "FOSSILIZE"), ("op", "slot", "blueprint")
-FIXED = {  # options of heads that are not chosen; a pruned seed is removed at once
-    "blend": "ADD", "tempo": "FAST", "alpha_target": "FULL", "alpha_speed": "INSTANT", "alpha_curve": "LINEAR",
-}  # fmt: skip
+RULE_OPS = ("WAIT", "GERMINATE", "PRUNE", "FOSSILIZE")
 RULE_SETTINGS: dict[str, dict[str, Any]] = {  # as in conf/controller with automatic commits, which a test compares
     "gated": {"earliest": 0.0, "wait": 0.15, "min_contribution": 0.0},
     "tuned_rule": {
@@ -42,14 +38,7 @@ RULE_SETTINGS: dict[str, dict[str, Any]] = {  # as in conf/controller with autom
 }  # fmt: skip
 
 
-class AnyController(Protocol):
-    """A controller with any kind of memory."""
-
-    flops: int
-
-    def begin(self, episode_seeds: Sequence[int]) -> Any: ...
-
-    def act(self, observation: Observation, memory: Any) -> tuple[Tensor, Any]: ...
+AnyController = Controller[Any]
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,7 @@ def choose_controller(
         steps: number of decisions
         settings: that replace the defaults of a rule
     """
-    space = ActionSpace(slots=slots, blueprints=blueprints, ops=RULE_OPS, heads=RULE_HEADS, fixed=FIXED)
+    space = ActionSpace(slots=slots, blueprints=blueprints, ops=RULE_OPS, heads=FEW_HEADS, fixed=PLAIN_OPTIONS)
     rules = quick_rules(steps)
     if isinstance(controller, str) and controller in RULES:
         build = RULES[controller]
@@ -136,7 +125,7 @@ def _trained(
     steps: int,
 ) -> DecisionMaker:
     """A trained controller with the ops, the heads and the rules that it was trained with."""
-    fixed = {**FIXED, **saved.layout.defaults, **(saved.actions.get("fixed") or {})}
+    fixed = {**PLAIN_OPTIONS, **saved.layout.defaults, **(saved.actions.get("fixed") or {})}
     space = ActionSpace(
         slots=slots,
         blueprints=blueprints,

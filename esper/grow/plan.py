@@ -182,18 +182,16 @@ class GrowthPlan:
         records = []
         for column, (slot, name, blend) in self._costs.seeds(self.slots, self.space).items():
             contribution = self.slots.contribution[0, column].item()
-            records.append(
-                {
-                    "slot": slot,
-                    "blueprint": name,
-                    "blend": blend.name,
-                    "planted": self.step - int(self.slots.age[0, column]),
-                    "stage": Stage(int(self.slots.stage[0, column])).name,
-                    "alpha": self.slots.alpha[0, column].item(),
-                    "parameters": int(sizes[column]),
-                    "contribution": None if contribution != contribution else contribution,
-                }
-            )
+            seed = {
+                "blueprint": name,
+                "blend": blend.name,
+                "planted": self.step - int(self.slots.age[0, column]),
+                "stage": Stage(int(self.slots.stage[0, column])).name,
+                "alpha": self.slots.alpha[0, column].item(),
+                "parameters": int(sizes[column]),
+                "contribution": None if contribution != contribution else contribution,
+            }
+            records.append({"slot": slot, **seed})
         return records
 
     def is_germination(self, action: Tensor) -> bool:

@@ -1,6 +1,18 @@
 """The lifecycle of seeds: stages, actions, masks, and the slots of all environments as tensors."""
 
-from esper.lifecycle.actions import ALL_SLOTS, HEAD_NAMES, HEADS, ActionSpace, Blend, Decision, Head, Op, choice_name
+from esper.lifecycle.actions import (
+    ALL_SLOTS,
+    FEW_HEADS,
+    HEAD_NAMES,
+    HEADS,
+    PLAIN_OPTIONS,
+    ActionSpace,
+    Blend,
+    Decision,
+    Head,
+    Op,
+    choice_name,
+)
 from esper.lifecycle.alpha import Curve
 from esper.lifecycle.layout import Layout
 from esper.lifecycle.masks import Masks, acted_slots, active, available, causal, legal
@@ -11,11 +23,13 @@ from esper.lifecycle.transitions import apply, commit, evict, tick
 
 __all__ = [
     "ALL_SLOTS",
+    "FEW_HEADS",
     "HEADS",
     "HEAD_NAMES",
     "LIVE",
     "NEXT",
     "OCCUPIED",
+    "PLAIN_OPTIONS",
     "TRANSITIONS",
     "ActionSpace",
     "Blend",

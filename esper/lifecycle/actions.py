@@ -86,6 +86,11 @@ HEADS: tuple[Head, ...] = (
 )
 HEAD_NAMES: tuple[str, ...] = tuple(head.name for head in HEADS)
 
+FEW_HEADS = ("op", "slot", "blueprint")  # what is decided where few decisions matter
+PLAIN_OPTIONS = {  # of the other heads, for library use without a configuration; a pruned seed is removed at once
+    "blend": "ADD", "tempo": "FAST", "alpha_target": "FULL", "alpha_speed": "INSTANT", "alpha_curve": "LINEAR",
+}  # fmt: skip
+
 
 class ActionSpace:
     """The ops and heads that a controller chooses from.

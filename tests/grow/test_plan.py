@@ -8,13 +8,12 @@ import torch
 from torch.optim import SGD
 
 from esper.controllers import PRETRAINED, Policy, read_controller
-from esper.grow.controllers import FIXED
 from esper.grow.grower import Grower
-from esper.lifecycle import ActionSpace
+from esper.lifecycle import FEW_HEADS, PLAIN_OPTIONS, ActionSpace
 from esper.observation import FEATURE_SETS, make_layout
 from tests.grow.fixtures_networks import ResNet, images, run_loop
 
-LEAN: dict[str, Any] = {"ops": ["WAIT", "GERMINATE", "PRUNE"], "heads": ["op", "slot", "blueprint"], "fixed": FIXED}
+LEAN: dict[str, Any] = {"ops": ["WAIT", "GERMINATE", "PRUNE"], "heads": FEW_HEADS, "fixed": PLAIN_OPTIONS}
 
 
 def save_policy(path: Path, prefer: str) -> str:
@@ -29,7 +28,7 @@ def save_policy(path: Path, prefer: str) -> str:
         policy.all_slots.bias.fill_(20.0)  # type: ignore[union-attr]
     content = torch.load(PRETRAINED["pretrained"], weights_only=True)
     content["esper"]["layout"] = layout.to_dict()
-    content["esper"]["training"]["config"]["actions"] = {"fixed": FIXED}
+    content["esper"]["training"]["config"]["actions"] = {"fixed": PLAIN_OPTIONS}
     content["state_dict"] = {f"policy.{name}": value for name, value in policy.state_dict().items()}
     torch.save(content, path)
     return str(path)
