@@ -15,7 +15,6 @@ from esper.blueprints import blueprints, register, registry
 from esper.checkpoints import (
     add_task_overrides,
     apply_trained_values,
-    find_checkpoint,
     load_controller,
     load_controllers,
     load_start_weights,
@@ -24,7 +23,7 @@ from esper.checkpoints import (
 )
 from esper.checkpoints.__main__ import main
 from esper.config import build_environment, compose_config
-from esper.controllers import PRETRAINED
+from esper.controllers import PRETRAINED, find_checkpoint
 from esper.evaluation.run import evaluate
 from esper.lifecycle import Layout
 from esper.records import read_lines, read_rounds

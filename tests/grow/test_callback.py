@@ -233,7 +233,7 @@ def test_growth_is_shown_in_a_table_a_picture_loggers_and_lines(
 ) -> None:
     grow = make_grow(WAIT, PLANT, WAIT, PRUNE, {**PLANT, "slot": "net.layer1"}, summary=True)
     loggers = [TensorBoardLogger(tmp_path, "board"), CSVLogger(tmp_path, "table")]
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):  # runs of esper make it quiet
         fit(make_module(), make_trainer(tmp_path, grow, logger=loggers, max_epochs=7))
     printed = capsys.readouterr().out
     assert [word in printed for word in ("net.layer2", "conv_small", "pruned", "fossilized", "net.layer1")] == [
